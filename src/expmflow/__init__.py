@@ -1,0 +1,31 @@
+"""Exact-likelihood models made of exponentials of linear operators."""
+
+from importlib.metadata import version
+
+from expmflow.numerics import (
+    ConvergenceError,
+    SeriesPlan,
+    Solution,
+    expm_apply,
+    fixed_point,
+    plan_series,
+    power_iteration,
+)
+from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
+
+__version__ = version("expmflow")
+
+__all__ = [
+    "ConvOperator",
+    "ConvergenceError",
+    "DenseOperator",
+    "FunctionOperator",
+    "GraphConvOperator",
+    "LinearOperator",
+    "SeriesPlan",
+    "Solution",
+    "expm_apply",
+    "fixed_point",
+    "plan_series",
+    "power_iteration",
+]

@@ -1,0 +1,62 @@
+"""One way to refuse bad input: `Expected …; got …`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def expect(condition: bool, expected: str, got: object) -> None:
+    """Raise `ValueError` with the house's sentence unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"Expected {expected}; got {got}.")
+
+
+def expect_type(condition: bool, expected: str, got: object) -> None:
+    """Raise `TypeError` with the house's sentence unless `condition` holds."""
+    if not condition:
+        raise TypeError(f"Expected {expected}; got {got}.")
+
+
+def expect_tensor(value: object, name: str) -> None:
+    """`value` is a real floating-point tensor."""
+    expect_type(isinstance(value, Tensor), f"{name} to be a tensor", type(value).__name__)
+    if isinstance(value, Tensor):  # narrows the type
+        expect_type(value.is_floating_point(), f"{name} of a real floating-point dtype", value.dtype)
+
+
+def expect_finite(value: Tensor, name: str) -> None:
+    """`value` has no NaN or infinity. Reads the tensor, so it is skipped while `torch.compile` traces."""
+    if torch.compiler.is_compiling():
+        return
+    finite = bool(torch.isfinite(value).all())
+    expect(finite, f"{name} to be finite", "NaN or infinity in it")
+
+
+def expect_alike(tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """All tensors share one dtype and one device."""
+    (first_name, first), *rest = tensors
+    for name, tensor in rest:
+        expect_type(tensor.dtype == first.dtype, f"{name} of dtype {first.dtype}, as {first_name}", tensor.dtype)
+        expect(tensor.device == first.device, f"{name} on {first.device}, as {first_name}", tensor.device)
+
+
+def expect_number(value: object, name: str, *, at_least: float | None = None) -> None:
+    """`value` is a finite number, and not below `at_least`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    expect_type(number, f"{name} to be a number", repr(value))
+    finite = isinstance(value, int | float) and math.isfinite(value)
+    expect(finite, f"{name} to be finite", value)
+    if at_least is not None and isinstance(value, int | float):
+        expect(value >= at_least, f"{name} of at least {at_least}", value)
+
+
+def expect_count(value: object, name: str, *, at_least: int = 1) -> None:
+    """`value` is a whole number, and not below `at_least`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    expect_type(whole, f"{name} to be a whole number", repr(value))
+    if isinstance(value, int):
+        expect(value >= at_least, f"{name} of at least {at_least}", value)

@@ -1,0 +1,16 @@
+"""What is done with an operator: exponentials, norms, fixed points."""
+
+from expmflow.numerics.norms import power_iteration
+from expmflow.numerics.plan import SeriesPlan, plan_series
+from expmflow.numerics.series import expm_apply
+from expmflow.numerics.solve import ConvergenceError, Solution, fixed_point
+
+__all__ = [
+    "ConvergenceError",
+    "SeriesPlan",
+    "Solution",
+    "expm_apply",
+    "fixed_point",
+    "plan_series",
+    "power_iteration",
+]

@@ -1,0 +1,338 @@
+"""The linear operator: what it promises, and the algebra that all operators share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect, expect_alike, expect_tensor, expect_type
+
+Scalar = float | Tensor
+
+_ROUNDING_OF_BOUNDS = 1 + 1e-12  # a bound computed in float64 is still a bound
+
+
+class LinearOperator(ABC):
+    """A square linear map A on tensors of shape `(batch, *event)`.
+
+    An operator is immutable: it holds plain tensors (`parameters`) that somebody else owns, so gradients flow to the
+    owner, and what it learns about itself is computed once and kept. `-A`, `c * A`, `A + B` and `A.adjoint()` are
+    operators too.
+
+    A new operator implements `parameters`, `rebuild`, `apply`, `apply_adjoint`, `parameter_vjp` and
+    `check_event_shape`, and, where it can, `trace`, `_norm_bound` and `_log_norm_bound`.
+    `expmflow.testing.check_operator` tests all of them.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Tensor] = {}
+
+    # --- what each operator provides ---------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The tensors that the map depends on, in a fixed order."""
+
+    @abstractmethod
+    def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
+        """The same operator around other parameters (of the same shapes), unchecked."""
+
+    @abstractmethod
+    def apply(self, x: Tensor) -> Tensor:
+        """A x, unchecked: `x` has shape `(batch, *event)`."""
+
+    @abstractmethod
+    def apply_adjoint(self, y: Tensor) -> Tensor:
+        """Aᵀ y, unchecked."""
+
+    @abstractmethod
+    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of ⟨y, A x⟩ in each of `parameters`."""
+
+    @abstractmethod
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        """Raise `ValueError` unless the operator acts on events of this shape."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size of an operator that is different for each row of the batch; None if one fits all."""
+        return None
+
+    @property
+    def traceable(self) -> bool:
+        """Whether `torch.compile` can trace the adjoint product: not where autograd computes it."""
+        return True
+
+    def scale(self, factor: Scalar) -> LinearOperator:
+        """`factor`·A; an operator that can fold the factor into its parameters overrides this."""
+        return Scaled(self, factor)
+
+    def layout(self, x: Tensor) -> Tensor:
+        """`x` in the memory layout in which repeated products are fastest; the values do not change."""
+        return x
+
+    def trace(self, event_shape: Sequence[int]) -> Tensor:
+        """tr A, differentiable: a scalar, or shape `(batch,)` where the operator differs within the batch.
+
+        Exact. Here, by `d` products with unit vectors; the operators of this package have closed forms.
+        """
+        return self.dense(event_shape).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        raise ValueError(f"Expected a norm bound for {type(self).__name__}; got none: declare one, or pass terms=.")
+
+    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self._norm_bound(event_shape)
+
+    # --- what all operators share ------------------------------------------------------------------------------------
+
+    @final
+    def __call__(self, x: Tensor) -> Tensor:
+        """A x for `x` of shape `(batch, *event)`."""
+        self.check_input(x)
+        return self.apply(x)
+
+    @final
+    def adjoint(self) -> LinearOperator:
+        """Aᵀ, the operator with ⟨y, A x⟩ = ⟨Aᵀ y, x⟩."""
+        return self.inner if isinstance(self, Adjoint) else Adjoint(self)
+
+    @final
+    def norm_bound(self, event_shape: Sequence[int]) -> Tensor:
+        """An upper bound of the 2-norm ‖A‖ on events of this shape (float64 scalar, no gradient; kept)."""
+        return self._once("norm", event_shape, self._norm_bound) * _ROUNDING_OF_BOUNDS
+
+    @final
+    def log_norm_bound(self, event_shape: Sequence[int]) -> Tensor:
+        """An upper bound of λmax((A + Aᵀ)/2), so that ‖exp(tA)‖ ≤ exp(tμ) for t ≥ 0 (float64 scalar; kept)."""
+        return self._once("log_norm", event_shape, self._log_norm_bound)
+
+    def dense(self, event_shape: Sequence[int]) -> Tensor:
+        """The matrix of A, `(d, d)` or `(batch, d, d)` with d the event's size: for tests and small events."""
+        shape = self._event(event_shape)
+        size = torch.Size(shape).numel()
+        like = self.parameters[0] if self.parameters else torch.empty(0)
+        units = torch.eye(size, dtype=like.dtype, device=like.device).reshape(size, *shape)
+        if self.batch_size is None:
+            return self.apply(units).reshape(size, size).T
+        columns = [self.apply(unit.expand(self.batch_size, *shape)).flatten(1) for unit in units]
+        return torch.stack(columns, dim=-1)
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise unless `x` is a batch of events that this operator acts on."""
+        expect_tensor(x, "the input")
+        if self.parameters:
+            expect_alike([("the operator", self.parameters[0]), ("the input", x)])
+        expect(x.ndim >= 1, "an input of shape (batch, *event)", "a scalar")
+        if self.batch_size is not None:
+            expect(x.shape[0] == self.batch_size, f"a batch of {self.batch_size}, as the operator's", x.shape[0])
+        self.check_event_shape(tuple(x.shape[1:]))
+
+    def _event(self, event_shape: Sequence[int]) -> tuple[int, ...]:
+        shape = tuple(event_shape)
+        self.check_event_shape(shape)
+        return shape
+
+    def _once(self, name: str, event_shape: Sequence[int], compute: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+        """What is known, keyed by the tensors' versions too: an optimizer may write into them after construction."""
+        shape = self._event(event_shape)
+        versions = tuple(0 if p.is_inference() else p._version for p in self.parameters)
+        key = (name, shape, versions)
+        if key not in self._known:
+            with torch.no_grad():
+                self._known[key] = compute(shape).to(torch.float64)
+        return self._known[key]
+
+    def __neg__(self) -> LinearOperator:
+        return self.scale(-1.0)
+
+    def __mul__(self, factor: Scalar) -> LinearOperator:
+        expect_type(
+            isinstance(factor, int | float | Tensor), "a number or a tensor as the factor", type(factor).__name__
+        )
+        if isinstance(factor, Tensor):
+            expect(factor.ndim == 0, "a scalar as the factor", f"a tensor of shape {tuple(factor.shape)}")
+        return self.scale(factor)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: LinearOperator) -> LinearOperator:
+        expect_type(isinstance(other, LinearOperator), "an operator to add", type(other).__name__)
+        return Sum(self, other)
+
+    def __sub__(self, other: LinearOperator) -> LinearOperator:
+        return self + (-other)
+
+
+@final
+class Adjoint(LinearOperator):
+    """Aᵀ: the two products change places."""
+
+    def __init__(self, inner: LinearOperator) -> None:
+        super().__init__()
+        self.inner = inner
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.inner.parameters
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.inner.batch_size
+
+    @property
+    def traceable(self) -> bool:
+        return self.inner.traceable
+
+    def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
+        return Adjoint(self.inner.rebuild(parameters))
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.inner.apply_adjoint(x)
+
+    def apply_adjoint(self, y: Tensor) -> Tensor:
+        return self.inner.apply(y)
+
+    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
+        return self.inner.parameter_vjp(y, x)
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        self.inner.check_event_shape(event_shape)
+
+    def scale(self, factor: Scalar) -> LinearOperator:
+        return Adjoint(self.inner.scale(factor))
+
+    def layout(self, x: Tensor) -> Tensor:
+        return self.inner.layout(x)
+
+    def trace(self, event_shape: Sequence[int]) -> Tensor:
+        return self.inner.trace(event_shape)
+
+    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.inner.norm_bound(event_shape)
+
+    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.inner.log_norm_bound(event_shape)
+
+
+@final
+class Scaled(LinearOperator):
+    """c·A for an operator that cannot fold c into its parameters; a tensor c is one more parameter."""
+
+    def __init__(self, inner: LinearOperator, factor: Scalar) -> None:
+        super().__init__()
+        self.inner = inner
+        self.factor = factor
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        own = (self.factor,) if isinstance(self.factor, Tensor) else ()
+        return (*self.inner.parameters, *own)
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.inner.batch_size
+
+    @property
+    def traceable(self) -> bool:
+        return self.inner.traceable
+
+    def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
+        if isinstance(self.factor, Tensor):
+            return Scaled(self.inner.rebuild(parameters[:-1]), parameters[-1])
+        return Scaled(self.inner.rebuild(parameters), self.factor)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.inner.apply(x) * self.factor
+
+    def apply_adjoint(self, y: Tensor) -> Tensor:
+        return self.inner.apply_adjoint(y) * self.factor
+
+    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
+        inner = self.inner.parameter_vjp(x, y * self.factor)
+        if isinstance(self.factor, Tensor):
+            return (*inner, (y * self.inner.apply(x)).sum())
+        return inner
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        self.inner.check_event_shape(event_shape)
+
+    def scale(self, factor: Scalar) -> LinearOperator:
+        return Scaled(self.inner, self.factor * factor)
+
+    def layout(self, x: Tensor) -> Tensor:
+        return self.inner.layout(x)
+
+    def trace(self, event_shape: Sequence[int]) -> Tensor:
+        return self.inner.trace(event_shape) * self.factor
+
+    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.inner.norm_bound(event_shape) * abs(float(self.factor))
+
+    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        if float(self.factor) >= 0:
+            return self.inner.log_norm_bound(event_shape) * self.factor
+        return self._norm_bound(event_shape)  # λmax(−S) = −λmin(S), of which the inner operator says nothing
+
+
+@final
+class Sum(LinearOperator):
+    """A + B; its bounds add up (the triangle inequality)."""
+
+    def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
+        super().__init__()
+        sizes = {op.batch_size for op in (first, second)} - {None}
+        expect(len(sizes) <= 1, "two operators of one batch size", f"{first.batch_size} and {second.batch_size}")
+        if first.parameters and second.parameters:
+            expect_alike([("the first operator", first.parameters[0]), ("the second", second.parameters[0])])
+        self.first = first
+        self.second = second
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (*self.first.parameters, *self.second.parameters)
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.second.batch_size if self.first.batch_size is None else self.first.batch_size
+
+    @property
+    def traceable(self) -> bool:
+        return self.first.traceable and self.second.traceable
+
+    def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
+        split = len(self.first.parameters)
+        return Sum(self.first.rebuild(parameters[:split]), self.second.rebuild(parameters[split:]))
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.first.apply(x) + self.second.apply(x)
+
+    def apply_adjoint(self, y: Tensor) -> Tensor:
+        return self.first.apply_adjoint(y) + self.second.apply_adjoint(y)
+
+    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
+        return (*self.first.parameter_vjp(x, y), *self.second.parameter_vjp(x, y))
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        self.first.check_event_shape(event_shape)
+        self.second.check_event_shape(event_shape)
+
+    def scale(self, factor: Scalar) -> LinearOperator:
+        return Sum(self.first.scale(factor), self.second.scale(factor))
+
+    def layout(self, x: Tensor) -> Tensor:
+        return self.first.layout(x)
+
+    def trace(self, event_shape: Sequence[int]) -> Tensor:
+        return self.first.trace(event_shape) + self.second.trace(event_shape)
+
+    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.first.norm_bound(event_shape) + self.second.norm_bound(event_shape)
+
+    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.first.log_norm_bound(event_shape) + self.second.log_norm_bound(event_shape)

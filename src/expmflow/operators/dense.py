@@ -1,0 +1,80 @@
+"""A matrix as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect, expect_finite, expect_tensor
+from expmflow.operators.base import LinearOperator, Scalar
+
+
+@final
+class DenseOperator(LinearOperator):
+    """x ↦ M x for vectors `x` of shape `(batch, d)`.
+
+    Args:
+        matrix: `(d, d)`, or `(batch, d, d)` for another matrix in each row of the batch.
+        validate: check shapes and finiteness; layers that build an operator at each call turn it off.
+
+    Example:
+        >>> rotation = DenseOperator(torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
+        >>> rotation(torch.tensor([[1.0, 0.0]]))
+        tensor([[0., 1.]])
+        >>> rotation.norm_bound((2,)), rotation.log_norm_bound((2,))
+        (tensor(1.0000, dtype=torch.float64), tensor(0., dtype=torch.float64))
+    """
+
+    def __init__(self, matrix: Tensor, *, validate: bool = True) -> None:
+        super().__init__()
+        if validate:
+            expect_tensor(matrix, "the matrix")
+            square = matrix.ndim in (2, 3) and matrix.shape[-1] == matrix.shape[-2]
+            expect(square, "a matrix of shape (d, d) or (batch, d, d)", tuple(matrix.shape))
+            expect_finite(matrix, "the matrix")
+        self.matrix = matrix
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.matrix,)
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.matrix.shape[0] if self.matrix.ndim == 3 else None
+
+    def rebuild(self, parameters: Sequence[Tensor]) -> DenseOperator:
+        return DenseOperator(*parameters, validate=False)
+
+    def scale(self, factor: Scalar) -> DenseOperator:
+        return DenseOperator(self.matrix * factor, validate=False)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return _product(self.matrix, x)
+
+    def apply_adjoint(self, y: Tensor) -> Tensor:
+        return _product(self.matrix.mT, y)
+
+    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
+        return (y.T @ x if self.batch_size is None else y.unsqueeze(-1) * x.unsqueeze(-2),)
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        size = self.matrix.shape[-1]
+        expect(event_shape == (size,), f"vectors of shape (batch, {size})", f"events of shape {event_shape}")
+
+    def dense(self, event_shape: Sequence[int]) -> Tensor:
+        self._event(event_shape)
+        return self.matrix
+
+    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return torch.linalg.matrix_norm(self.matrix.double(), ord=2).amax()
+
+    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        matrix = self.matrix.double()
+        return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).amax()
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    return x @ matrix.T if matrix.ndim == 2 else (matrix @ x.unsqueeze(-1)).squeeze(-1)

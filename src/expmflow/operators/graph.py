@@ -1,0 +1,154 @@
+"""The linear graph convolution as an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor
+from expmflow.operators.adjacency import Adjacency, SparseAdjacency, from_edges, normalised
+from expmflow.operators.base import LinearOperator, Scalar
+
+
+@final
+class GraphConvOperator(LinearOperator):
+    """X ↦ X θ0 + Â X θ1 with Â = D^-½ A D^-½, for node features `X` of shape `(batch, N, F)`.
+
+    Args:
+        theta0: `(F, F)`, what a node keeps of itself.
+        theta1: `(F, F)`, what it takes from its neighbours.
+        adjacency: non-negative weights, `(N, N)` or `(batch, N, N)` dense, or `(N, N)` torch-sparse. Isolated nodes
+            take nothing; self-loops count.
+        mask: `(batch, N)` booleans, False for the padding of smaller graphs: the operator is zero there, so its
+            exponential leaves padding untouched.
+        validate: check shapes and values; layers that build an operator at each call turn it off.
+
+    Example:
+        >>> minus_laplacian = GraphConvOperator(-torch.eye(1), torch.eye(1), torch.ones(3, 3) - torch.eye(3))
+        >>> minus_laplacian(torch.ones(1, 3, 1)).abs().max().item() < 1e-6
+        True
+        >>> round(minus_laplacian.log_norm_bound((3, 1)).item(), 6)
+        0.0
+    """
+
+    def __init__(
+        self,
+        theta0: Tensor,
+        theta1: Tensor,
+        adjacency: Tensor | Adjacency,
+        *,
+        mask: Tensor | None = None,
+        validate: bool = True,
+    ) -> None:
+        super().__init__()
+        if validate:
+            _check_weights(theta0, theta1)
+        graph = adjacency if isinstance(adjacency, Adjacency) else normalised(adjacency, mask, validate=validate)
+        if validate:
+            expect_alike([("theta0", theta0), ("the adjacency", graph.values)])
+        self.theta0 = theta0
+        self.theta1 = theta1
+        self.graph = graph
+        self.mask = mask
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        theta0: Tensor,
+        theta1: Tensor,
+        edge_index: Tensor,
+        num_nodes: int,
+        edge_weight: Tensor | None = None,
+    ) -> GraphConvOperator:
+        """The operator of a sparse graph given by its edges.
+
+        Args:
+            theta0, theta1: as for the constructor.
+            edge_index: `(2, E)` integers; edge e sets `A[edge_index[0, e], edge_index[1, e]]`, parallel edges add up.
+                An undirected graph lists both directions.
+            num_nodes: N.
+            edge_weight: `(E,)` non-negative, 1 if not given.
+        """
+        _check_weights(theta0, theta1)
+        return cls(theta0, theta1, from_edges(edge_index, num_nodes, edge_weight, like=theta0))
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.theta0, self.theta1, self.graph.values)
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.graph.batch_size if self.mask is None else self.mask.shape[0]
+
+    def rebuild(self, parameters: Sequence[Tensor]) -> GraphConvOperator:
+        theta0, theta1, values = parameters
+        return GraphConvOperator(theta0, theta1, self.graph.rebuild(values), mask=self.mask, validate=False)
+
+    def scale(self, factor: Scalar) -> GraphConvOperator:
+        return GraphConvOperator(self.theta0 * factor, self.theta1 * factor, self.graph, mask=self.mask, validate=False)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._masked(x @ self.theta0) + self.graph.matmul(x @ self.theta1)
+
+    def apply_adjoint(self, y: Tensor) -> Tensor:
+        return self._masked(y @ self.theta0.T) + self.graph.matmul_adjoint(y) @ self.theta1.T
+
+    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
+        grad_theta0 = torch.einsum("bnf,bng->fg", x, self._masked(y))
+        grad_theta1 = torch.einsum("bnf,bng->fg", x, self.graph.matmul_adjoint(y))
+        needed = self.graph.values.requires_grad
+        return grad_theta0, grad_theta1, self.graph.values_vjp(x @ self.theta1, y) if needed else None
+
+    def layout(self, x: Tensor) -> Tensor:
+        """Nodes first in memory, for the sparse product."""
+        return x.transpose(0, 1).contiguous().transpose(0, 1) if isinstance(self.graph, SparseAdjacency) else x
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        nodes, features = self.graph.num_nodes, self.theta0.shape[0]
+        expect(
+            event_shape == (nodes, features),
+            f"node features of shape (batch, {nodes}, {features})",
+            f"events of shape {event_shape}",
+        )
+
+    def trace(self, event_shape: Sequence[int]) -> Tensor:
+        """N tr θ0 + tr Â tr θ1: a scalar, or one per graph; tr Â is the self-loops' part."""
+        nodes = self._event(event_shape)[0] if self.mask is None else self.mask.sum(-1)
+        return nodes * self.theta0.trace() + self.graph.trace() * self.theta1.trace()
+
+    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        theta0, theta1 = self.theta0.double(), self.theta1.double()
+        if self.graph.is_symmetric():
+            # block-diagonal in Â's eigenbasis, blocks θ0 + λθ1 with |λ| ≤ 1, and a norm is convex in λ
+            return max(_norm(theta0 + theta1), _norm(theta0 - theta1), key=float)
+        return _norm(theta0) + self.graph.norm_bound() * _norm(theta1)
+
+    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        theta0, theta1 = self.theta0.double(), self.theta1.double()
+        if self.graph.is_symmetric():
+            return max(_log_norm(theta0 + theta1), _log_norm(theta0 - theta1), key=float)
+        return _log_norm(theta0) + self.graph.norm_bound() * _norm(theta1)
+
+    def _masked(self, x: Tensor) -> Tensor:
+        return x if self.mask is None else x * self.mask.unsqueeze(-1)
+
+
+def _norm(matrix: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrix, ord=2)
+
+
+def _log_norm(matrix: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).amax()
+
+
+def _check_weights(theta0: Tensor, theta1: Tensor) -> None:
+    for name, theta in (("theta0", theta0), ("theta1", theta1)):
+        expect_tensor(theta, name)
+        square = theta.ndim == 2 and theta.shape[0] == theta.shape[1] and theta.shape[0] > 0
+        expect(square, f"{name} of shape (F, F)", tuple(theta.shape))
+        expect_finite(theta, name)
+    expect(theta0.shape == theta1.shape, f"theta1 of shape {tuple(theta0.shape)}", tuple(theta1.shape))
+    expect_alike([("theta0", theta0), ("theta1", theta1)])

@@ -1,0 +1,59 @@
+"""The paddings of a convolution: to pad, the adjoint of padding, and what padding does to the diagonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from expmflow._validation import expect
+
+Padding = Literal["zeros", "circular", "reflect"]
+PADDINGS: tuple[str, ...] = get_args(Padding)
+
+
+def pad(x: Tensor, widths: Sequence[int], padding: Padding) -> Tensor:
+    """`x` of shape `(batch, channels, *n)` with `widths` more points on both sides of each spatial axis."""
+    if not any(widths):
+        return x
+    both_sides = [w for width in reversed(widths) for w in (width, width)]
+    return F.pad(x, both_sides, mode="constant" if padding == "zeros" else padding)
+
+
+def pad_adjoint(y: Tensor, widths: Sequence[int], padding: Padding) -> Tensor:
+    """The adjoint of `pad`: the margins are added where their points came from."""
+    for axis, width in enumerate(widths, start=2):
+        if width:
+            y = _fold(y.transpose(axis, -1), width, padding).transpose(axis, -1)
+    return y
+
+
+def _fold(y: Tensor, width: int, padding: Padding) -> Tensor:
+    """`pad_adjoint` on the last axis."""
+    size = y.shape[-1] - 2 * width
+    left, core, right = y.split([width, size, width], dim=-1)
+    if padding == "circular":
+        rest = size - width
+        return core + F.pad(left, (rest, 0)) + F.pad(right, (0, rest))
+    if padding == "reflect":
+        rest = size - 1 - width
+        return core + F.pad(left.flip(-1), (1, rest)) + F.pad(right.flip(-1), (rest, 1))
+    return core
+
+
+def check_size(size: int, width: int, padding: Padding) -> None:
+    """Raise unless `size` points can be padded by `width`."""
+    least = {"zeros": 1, "circular": max(width, 1), "reflect": width + 1}[padding]
+    expect(size >= least, f"at least {least} points per axis for {padding} padding of {width}", size)
+
+
+def fixed_points(size: int, offset: int, padding: Padding) -> int:
+    """How many of `size` points i find themselves at i + `offset` on the padded axis: their part of the diagonal."""
+    if padding == "circular":
+        return size if offset % size == 0 else 0
+    if padding == "reflect":
+        last = size - 1
+        return sum(last - abs(last - abs(i + offset)) == i for i in range(size))
+    return size if offset == 0 else 0
