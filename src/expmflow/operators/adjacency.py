@@ -175,14 +175,16 @@ def normalised(adjacency: Tensor, mask: Tensor | None = None, *, validate: bool 
         return from_entries(rows, cols, entries.values(), adjacency.shape[-1])
     if mask is not None:
         adjacency = adjacency * mask.unsqueeze(-1) * mask.unsqueeze(-2)
-    scale = _inverse_root(adjacency.sum(-1))
-    return DenseAdjacency(scale.unsqueeze(-1) * adjacency * scale.unsqueeze(-2))
+    scale = _inverse_root(adjacency.sum(-1, dtype=torch.float64)).to(adjacency.dtype)
+    # the scales first: their product is the same for (i, j) and (j, i) to the last bit, so symmetry survives rounding
+    return DenseAdjacency(scale.unsqueeze(-1) * scale.unsqueeze(-2) * adjacency)
 
 
 def from_entries(rows: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> SparseAdjacency:
     """Â of coalesced entries, sorted by row."""
-    scale = _inverse_root(values.new_zeros(num_nodes).index_add(0, rows, values))
-    return SparseAdjacency(rows, cols, scale[rows] * values * scale[cols], num_nodes)
+    degrees = values.new_zeros(num_nodes, dtype=torch.float64).index_add(0, rows, values.double())
+    scale = _inverse_root(degrees).to(values.dtype)
+    return SparseAdjacency(rows, cols, scale[rows] * scale[cols] * values, num_nodes)
 
 
 def from_edges(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, like: Tensor) -> SparseAdjacency:
