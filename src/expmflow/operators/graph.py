@@ -13,6 +13,9 @@ from expmflow.operators.adjacency import Adjacency, SparseAdjacency, from_edges,
 from expmflow.operators.base import LinearOperator, Scalar
 
 
+_ROUNDINGS = 4  # of an entry of Â, in units of its dtype's spacing: the spectrum is in [−1, 1] up to these
+
+
 @final
 class GraphConvOperator(LinearOperator):
     """X ↦ X θ0 + Â X θ1 with Â = D^-½ A D^-½, for node features `X` of shape `(batch, N, F)`.
@@ -122,15 +125,24 @@ class GraphConvOperator(LinearOperator):
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():
-            # block-diagonal in Â's eigenbasis, blocks θ0 + λθ1 with |λ| ≤ 1, and a norm is convex in λ
-            return max(_norm(theta0 + theta1), _norm(theta0 - theta1), key=float)
+            # block-diagonal in Â's eigenbasis, blocks θ0 + λθ1 with |λ| ≤ radius, and a norm is convex in λ
+            radius = self._radius()
+            return max(_norm(theta0 + radius * theta1), _norm(theta0 - radius * theta1), key=float)
         return _norm(theta0) + self.graph.norm_bound() * _norm(theta1)
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():
-            return max(_log_norm(theta0 + theta1), _log_norm(theta0 - theta1), key=float)
-        return _log_norm(theta0) + self.graph.norm_bound() * _norm(theta1)
+            radius = self._radius()
+            bound = max(_log_norm(theta0 + radius * theta1), _log_norm(theta0 - radius * theta1), key=float)
+        else:
+            bound = _log_norm(theta0) + self.graph.norm_bound() * _norm(theta1)
+        padded = self.mask is not None and not bool(self.mask.all())
+        return bound.clamp_min(0) if padded else bound  # the operator is zero on padding, and so is an eigenvalue
+
+    def _radius(self) -> float:
+        """A bound of the spectrum of a symmetric Â."""
+        return 1 + _ROUNDINGS * torch.finfo(self.graph.values.dtype).eps
 
     def _masked(self, x: Tensor) -> Tensor:
         return x if self.mask is None else x * self.mask.unsqueeze(-1)
