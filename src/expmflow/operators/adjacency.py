@@ -112,7 +112,7 @@ class SparseAdjacency(Adjacency):
         else:
             matrix = _csr(self._starts, self._cols, values, self.num_nodes)
         columns = x.transpose(0, 1)
-        product = matrix @ columns.reshape(self.num_nodes, -1)
+        product = matrix @ columns.reshape(self.num_nodes, x.shape[0] * x.shape[2])
         return product.reshape(columns.shape).transpose(0, 1)
 
     def values_vjp(self, x: Tensor, y: Tensor) -> Tensor:
