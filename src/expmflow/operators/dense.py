@@ -69,9 +69,13 @@ class DenseOperator(LinearOperator):
         return self.matrix
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        if not self.matrix.numel():
+            return self.matrix.new_zeros((), dtype=torch.float64)
         return torch.linalg.matrix_norm(self.matrix.double(), ord=2).amax()
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        if not self.matrix.numel():
+            return self.matrix.new_zeros((), dtype=torch.float64)
         matrix = self.matrix.double()
         return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).amax()
 
