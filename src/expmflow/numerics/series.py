@@ -53,9 +53,9 @@ def expm_apply(
     _check_arguments(op, tol, terms, gradient)
     if torch.is_autocast_enabled(_device_type(x)) and op.parameters:  # networks may be coarse, the series is not
         x = x.to(op.parameters[0].dtype)
-    op.check_input(x)
-    times = _as_times(t, x)
-    with torch.autocast(device_type=x.device.type, enabled=False):
+    with torch.autocast(device_type=_device_type(x), enabled=False):
+        op.check_input(x)
+        times = _as_times(t, x)
         if isinstance(times, list):
             return _at_times(op, x, times, tol, terms, gradient)
         return _at_time(op, x, times, tol, terms, gradient)
