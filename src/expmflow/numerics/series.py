@@ -96,15 +96,17 @@ def _at_times(
     if terms is not None:
         return torch.stack([_at_time(op, x, t, tol, terms, gradient) for t in times])
     share = (default_tol(x.dtype) if tol is None else tol) / max(len(times), 1)
-    arrived: list[Tensor] = [x] * len(times)
-    order = sorted(range(len(times)), key=lambda k: abs(float(times[k])))
+    values = [float(t.detach()) for t in times]
+    # at time zero the value is x, and the derivative A x
+    arrived = [_at_time(op, x, t, share, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)]
+    order = sorted(range(len(times)), key=lambda k: abs(values[k]))
     for side in (1.0, -1.0):
         value, now = x, torch.zeros((), dtype=x.dtype, device=x.device)
         for k in order:
-            if float(times[k]) * side > 0:
+            if values[k] * side > 0:
                 value, now = _at_time(op, value, times[k] - now, share, None, gradient), times[k]
                 arrived[k] = value
-    return torch.stack([x + 0 * t if float(t) == 0 else z for t, z in zip(times, arrived, strict=True)])
+    return torch.stack(arrived)
 
 
 def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor | list[Tensor]:
@@ -116,7 +118,8 @@ def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor 
         t = torch.tensor(t, dtype=x.dtype, device=x.device)
     expect_tensor(t, "t")
     several = torch.as_tensor(t).to(dtype=x.dtype, device=x.device)
-    expect(several.ndim <= 1, "t to be a number or a vector of times", f"shape {tuple(several.shape)}")
+    fits = several.ndim == 0 or (several.ndim == 1 and several.shape[0] > 0)
+    expect(fits, "t to be a number or a vector of times", f"shape {tuple(several.shape)}")
     if not torch.compiler.is_compiling():
         expect(bool(torch.isfinite(several).all()), "finite times t", "NaN or infinity in them")
     return several if several.ndim == 0 else list(several.unbind())
