@@ -272,12 +272,15 @@ class Scaled(LinearOperator):
         return self.inner.trace(event_shape) * self.factor
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.inner.norm_bound(event_shape) * abs(float(self.factor))
+        return self.inner.norm_bound(event_shape) * abs(self._factor())
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        if float(self.factor) >= 0:
-            return self.inner.log_norm_bound(event_shape) * self.factor
+        if self._factor() >= 0:
+            return self.inner.log_norm_bound(event_shape) * self._factor()
         return self._norm_bound(event_shape)  # λmax(−S) = −λmin(S), of which the inner operator says nothing
+
+    def _factor(self) -> float:
+        return float(self.factor.detach() if isinstance(self.factor, Tensor) else self.factor)
 
 
 @final
