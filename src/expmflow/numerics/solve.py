@@ -60,7 +60,7 @@ def fixed_point(
     expect_count(max_iterations, "max_iterations")
     check_tol(tol)
     tol = 16 * torch.finfo(y.dtype).eps if tol is None else tol
-    scale = y.abs().flatten(1).amax(1).clamp_min(1) if y.numel() else y.new_ones(y.shape[0])
+    scale = _largest_entries(y.detach()).clamp_min(1)
     x = y.clone()
     residual = y.new_full((y.shape[0],), float("inf"))
     active = torch.arange(y.shape[0], device=y.device)
@@ -69,10 +69,11 @@ def fixed_point(
         current, target = x[active], y[active]
         proposal = target - g(current)
         iterations += 1
-        residual[active] = (current - proposal).abs().flatten(1).amax(1)
+        residual[active] = _largest_entries((current - proposal).detach())
         going_on = ~(residual[active] <= tol * scale[active])
         active = active[going_on]
-        x = x.index_copy(0, active, proposal[going_on])
+        if iterations < max_iterations:  # otherwise nobody would see the residual of the proposal
+            x = x.index_copy(0, active, proposal[going_on])
     worst = float(residual.amax()) if y.numel() else 0.0
     solution = Solution(x, iterations, worst, active.numel() == 0 or not y.numel())
     if raise_on_failure and not solution.converged:
@@ -82,3 +83,9 @@ def fixed_point(
             solution,
         )
     return solution
+
+
+def _largest_entries(x: Tensor) -> Tensor:
+    """The largest |entry| of each row of the batch."""
+    rows = x.abs().reshape(x.shape[0], -1) if x.numel() else x.new_zeros(x.shape[0], 1)
+    return rows.amax(1)
