@@ -80,7 +80,10 @@ class FunctionOperator(LinearOperator):
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad():
             x = torch.zeros_like(y, requires_grad=True)
-            (grad,) = torch.autograd.grad(self.fn(x), x, y, create_graph=differentiable, materialize_grads=True)
+            product = self.fn(x)
+            if not product.requires_grad:  # the zero map
+                return torch.zeros_like(y)
+            (grad,) = torch.autograd.grad(product, x, y, create_graph=differentiable, materialize_grads=True)
         return grad
 
     def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,7 +91,10 @@ class FunctionOperator(LinearOperator):
         if not needed:
             return (None,) * len(self._parameters)
         with torch.enable_grad():
-            grads = iter(torch.autograd.grad(self.fn(x.detach()), needed, y, materialize_grads=True))
+            product = self.fn(x.detach())
+            if not product.requires_grad:  # none of them is used
+                return (None,) * len(self._parameters)
+            grads = iter(torch.autograd.grad(product, needed, y, materialize_grads=True))
         return tuple(next(grads) if p.requires_grad else None for p in self._parameters)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
@@ -112,7 +118,9 @@ class FunctionOperator(LinearOperator):
         if self._trace is None:
             return super().trace(event_shape)
         value = self._trace(tuple(event_shape)) if callable(self._trace) else self._trace
-        return torch.as_tensor(value)
+        if isinstance(value, Tensor):
+            return value
+        return torch.tensor(value, dtype=self._parameters[0].dtype if self._parameters else torch.float64)
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         return super()._norm_bound(event_shape) if self._norm is None else _value(self._norm, event_shape)
