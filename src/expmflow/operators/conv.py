@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import torch.nn.grad
 from torch import Tensor
 
-from expmflow._validation import expect, expect_count, expect_finite, expect_tensor
+from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
 from expmflow.operators import spectrum
 from expmflow.operators.base import LinearOperator, Scalar
 from expmflow.operators.padding import PADDINGS, Padding, check_size, fixed_points, pad, pad_adjoint
@@ -171,6 +171,8 @@ def _check_arguments(kernel: Tensor, padding: str, dilation: int | Sequence[int]
         f"{inputs * groups} to {outputs}",
     )
     expect(all(k % 2 == 1 for k in kernel.shape[2:]), "odd kernel sizes", tuple(kernel.shape[2:]))
+    several = isinstance(dilation, Sequence)
+    expect_type(isinstance(dilation, int) or several, "dilation to be a whole number or several", repr(dilation))
     distances = (dilation,) * dims if isinstance(dilation, int) else tuple(dilation)
     expect(len(distances) == dims, f"one dilation, or {dims}", distances)
     for distance in distances:
