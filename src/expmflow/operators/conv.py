@@ -15,7 +15,7 @@ from torch import Tensor
 from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
 from expmflow.operators import spectrum
 from expmflow.operators.base import LinearOperator, Scalar
-from expmflow.operators.padding import PADDINGS, Padding, check_size, fixed_points, pad, pad_adjoint
+from expmflow.operators.padding import PADDINGS, Padding, check_size, fixed_points, pad, pad_reflect_adjoint
 
 CHANNELS_LAST_FROM = 12  # measured: with fewer channels the contiguous kernels are faster
 
@@ -99,7 +99,7 @@ class ConvOperator(LinearOperator):
         if self.padding != "reflect":  # the transpose is a convolution again, and faster as one
             return self._around(self._adjoint_kernel()).apply(y)
         spread = _CONV_TRANSPOSE[self._dims](y, self.kernel, **self._options())
-        return pad_adjoint(spread, self._outer_padding, self.padding)
+        return pad_reflect_adjoint(spread, self._outer_padding)
 
     def _adjoint_kernel(self) -> Tensor:
         inputs = self.kernel.shape[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,34 +19,39 @@ def pad(x: Tensor, widths: Sequence[int], padding: Padding) -> Tensor:
     """`x` of shape `(batch, channels, *n)` with `widths` more points on both sides of each spatial axis."""
     if not any(widths):
         return x
+    if padding == "circular" and any(width > size for width, size in zip(widths, x.shape[2:], strict=True)):
+        return _wind(x, widths)
     both_sides = [w for width in reversed(widths) for w in (width, width)]
     return F.pad(x, both_sides, mode="constant" if padding == "zeros" else padding)
 
 
-def pad_adjoint(y: Tensor, widths: Sequence[int], padding: Padding) -> Tensor:
-    """The adjoint of `pad`: the margins are added where their points came from."""
+def _wind(x: Tensor, widths: Sequence[int]) -> Tensor:
+    """Circular padding that goes around more than once, which `F.pad` cannot."""
+    for axis, width in enumerate(widths, start=2):
+        size = x.shape[axis]
+        x = x.index_select(axis, torch.arange(-width, size + width, device=x.device) % size)
+    return x
+
+
+def pad_reflect_adjoint(y: Tensor, widths: Sequence[int]) -> Tensor:
+    """The adjoint of reflecting: the margins are added where their points came from."""
     for axis, width in enumerate(widths, start=2):
         if width:
-            y = _fold(y.transpose(axis, -1), width, padding).transpose(axis, -1)
+            y = _fold(y.transpose(axis, -1), width).transpose(axis, -1)
     return y
 
 
-def _fold(y: Tensor, width: int, padding: Padding) -> Tensor:
-    """`pad_adjoint` on the last axis."""
+def _fold(y: Tensor, width: int) -> Tensor:
+    """`pad_reflect_adjoint` on the last axis."""
     size = y.shape[-1] - 2 * width
     left, core, right = y.split([width, size, width], dim=-1)
-    if padding == "circular":
-        rest = size - width
-        return core + F.pad(left, (rest, 0)) + F.pad(right, (0, rest))
-    if padding == "reflect":
-        rest = size - 1 - width
-        return core + F.pad(left.flip(-1), (1, rest)) + F.pad(right.flip(-1), (rest, 1))
-    return core
+    rest = size - 1 - width
+    return core + F.pad(left.flip(-1), (1, rest)) + F.pad(right.flip(-1), (rest, 1))
 
 
 def check_size(size: int, width: int, padding: Padding) -> None:
     """Raise unless `size` points can be padded by `width`."""
-    least = {"zeros": 1, "circular": max(width, 1), "reflect": width + 1}[padding]
+    least = {"zeros": 1, "circular": 1, "reflect": width + 1}[padding]
     expect(size >= least, f"at least {least} points per axis for {padding} padding of {width}", size)
 
 
