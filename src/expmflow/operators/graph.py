@@ -12,7 +12,6 @@ from expmflow._validation import expect, expect_alike, expect_finite, expect_ten
 from expmflow.operators.adjacency import Adjacency, SparseAdjacency, from_edges, normalised
 from expmflow.operators.base import LinearOperator, Scalar
 
-
 _ROUNDINGS = 4  # of an entry of Â, in units of its dtype's spacing: the spectrum is in [−1, 1] up to these
 
 
