@@ -1,0 +1,61 @@
+"""Every operator is in the registry, and every case of it passes the check that is shipped to users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import expmflow as ef
+from expmflow import operators
+from expmflow.testing import check_operator
+from operator_cases import CASES
+
+DTYPES = [torch.float64, torch.float32]
+
+
+def parts(op: ef.LinearOperator) -> Iterator[ef.LinearOperator]:
+    """An operator and the operators it is made of."""
+    yield op
+    for name in ("inner", "first", "second"):
+        if hasattr(op, name):
+            yield from parts(getattr(op, name))
+
+
+def concrete(base: type[ef.LinearOperator]) -> Iterator[type[ef.LinearOperator]]:
+    for cls in base.__subclasses__():
+        yield from concrete(cls)
+        if cls.__module__.startswith("expmflow."):
+            yield cls
+
+
+def exported(module: object) -> set[type[ef.LinearOperator]]:
+    objects = [getattr(module, name) for name in module.__all__]
+    classes = {o for o in objects if isinstance(o, type) and issubclass(o, ef.LinearOperator)}
+    return classes - {ef.LinearOperator}
+
+
+def test_every_operator_is_in_the_registry():
+    covered = {type(part) for make in CASES.values() for part in parts(make(torch.float64)[0])}
+    missing = (exported(ef) | exported(operators) | set(concrete(ef.LinearOperator))) - covered
+    assert not missing
+
+
+def test_the_package_exports_every_operator_of_the_operators():
+    assert exported(operators) == exported(ef) != set()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_case_keeps_every_promise(name, dtype, default_dtype):
+    default_dtype(dtype)  # for functions without parameters
+    op, event_shape = CASES[name](dtype)
+    check_operator(op, event_shape)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_need_a_gradient_somewhere(name):
+    """Otherwise the tests of gradients would test nothing."""
+    op, _ = CASES[name](torch.float64)
+    assert not op.parameters or any(p.requires_grad for p in op.parameters) or name == "graph-laplacian"
