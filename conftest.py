@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import expmflow as ef
+from expmflow import transforms as T
 
 
 @pytest.fixture(autouse=True)
 def _names(doctest_namespace: dict[str, Any]) -> None:
-    doctest_namespace.update(torch=torch, ef=ef)
+    doctest_namespace.update(torch=torch, ef=ef, expmflow=ef, T=T)
     torch.manual_seed(0)

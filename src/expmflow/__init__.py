@@ -2,6 +2,8 @@
 
 from importlib.metadata import version
 
+from expmflow import distributions, interop, nn, operators, transforms
+from expmflow.distributions import Flow
 from expmflow.numerics import (
     ConvergenceError,
     SeriesPlan,
@@ -19,13 +21,19 @@ __all__ = [
     "ConvOperator",
     "ConvergenceError",
     "DenseOperator",
+    "Flow",
     "FunctionOperator",
     "GraphConvOperator",
     "LinearOperator",
     "SeriesPlan",
     "Solution",
+    "distributions",
     "expm_apply",
     "fixed_point",
+    "interop",
+    "nn",
+    "operators",
     "plan_series",
     "power_iteration",
+    "transforms",
 ]

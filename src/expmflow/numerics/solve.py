@@ -1,4 +1,4 @@
-"""Fixed points, with the evidence that they were reached."""
+"""Fixed points, with the evidence that they were reached, and gradients through them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from expmflow._validation import expect, expect_count, expect_tensor
 from expmflow.numerics.plan import check_tol
+
+Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -55,37 +57,125 @@ def fixed_point(
         >>> solution.converged, (solution.value + 0.5 * torch.sin(solution.value)).round(decimals=5)
         (True, tensor([[1., 1., 1.]]))
     """
-    expect_tensor(y, "the right-hand side")
-    expect(y.ndim >= 1, "a right-hand side of shape (batch, *event)", "a scalar")
-    expect_count(max_iterations, "max_iterations")
-    check_tol(tol)
-    tol = 16 * torch.finfo(y.dtype).eps if tol is None else tol
-    scale = _largest_entries(y.detach()).clamp_min(1)
-    x = y.clone()
-    residual = y.new_full((y.shape[0],), float("inf"))
-    active = torch.arange(y.shape[0], device=y.device)
-    iterations = 0
-    while active.numel() and iterations < max_iterations and y.numel():
-        current, target = x[active], y[active]
-        proposal = target - g(current)
-        iterations += 1
-        residual[active] = _largest_entries((current - proposal).detach())
-        going_on = ~(residual[active] <= tol * scale[active])
-        active = active[going_on]
-        if iterations < max_iterations:  # otherwise nobody would see the residual of the proposal
-            x = x.index_copy(0, active, proposal[going_on])
-    worst = float(residual.amax()) if y.numel() else 0.0
-    solution = Solution(x, iterations, worst, active.numel() == 0 or not y.numel())
-    if raise_on_failure and not solution.converged:
+    search = _Search(lambda x, rows: (g(x), None), y, tol)
+    search.run(max_iterations, preconditioned=False)
+    return search.result(raise_on_failure)
+
+
+def triangular_fixed_point(
+    f: Evaluate,
+    v: Tensor,
+    *,
+    tol: float | None = None,
+    max_iterations: int = 200,
+) -> Solution:
+    """Solve u + f(u) = v for f with a triangular Jacobian, of which the diagonal is known.
+
+    u ← u − (u + f(u) − v) / (1 + diag), which converges if the diagonal stays within ±½; rows that do not settle start
+    again with u ← v − f(u), which converges if it stays within ±1. Raises `ConvergenceError` otherwise.
+
+    Args:
+        f: maps `(u, rows)`, the rows still sought and their places in the batch, to `(f(u), diagonal)`.
+        v: the right-hand side, `(batch, *event)`.
+        tol: as for `fixed_point`.
+        max_iterations: for each of the two iterations.
+    """
+    search = _Search(f, v, tol)
+    search.run(max_iterations, preconditioned=True)
+    if search.active.numel():
+        search.restart()
+        search.run(max_iterations, preconditioned=False)
+    return search.result(raise_on_failure=True)
+
+
+class _Search:
+    """x + g(x) = y, row by row; rows that are solved are frozen."""
+
+    def __init__(self, evaluate: Evaluate, y: Tensor, tol: float | None) -> None:
+        expect_tensor(y, "the right-hand side")
+        expect(y.ndim >= 1, "a right-hand side of shape (batch, *event)", "a scalar")
+        check_tol(tol)
+        self.evaluate = evaluate
+        self.y = y
+        self.x = y.clone()
+        self.tol = 64 * torch.finfo(y.dtype).eps if tol is None else tol
+        self.scale = _largest(y.detach()).clamp_min(1)
+        self.residual = y.new_zeros(y.shape[0])
+        self.active = torch.arange(y.shape[0] if y.numel() else 0, device=y.device)
+        self.iterations = 0
+
+    def run(self, max_iterations: int, *, preconditioned: bool) -> None:
+        expect_count(max_iterations, "max_iterations")
+        for remaining in reversed(range(max_iterations)):
+            if not self.active.numel():
+                return
+            rows = self.active
+            x = self.x[rows]
+            value, diagonal = self.evaluate(x, rows)
+            defect = x + value - self.y[rows]
+            self.iterations += 1
+            self.residual[rows] = _largest(defect.detach())
+            unsolved = ~(self.residual[rows] <= self.tol * self.scale[rows])
+            step = defect / (1 + diagonal) if preconditioned and diagonal is not None else defect
+            self.active = rows[unsolved]
+            if remaining:  # otherwise nobody would see the residual of the next value
+                self.x = self.x.index_copy(0, self.active, (x - step)[unsolved])
+
+    def restart(self) -> None:
+        self.x = self.x.index_copy(0, self.active, self.y[self.active])
+
+    def result(self, raise_on_failure: bool) -> Solution:
+        worst = float(self.residual.amax()) if self.residual.numel() else 0.0
+        left = self.active.numel()
+        solution = Solution(self.x, self.iterations, worst, left == 0)
+        if left and raise_on_failure:
+            raise ConvergenceError(
+                f"Expected a residual of at most {self.tol:g} (relative) within {self.iterations} iterations; got "
+                f"{worst:g} in {left} of {self.y.shape[0]} rows. Allow more iterations or a larger tol.",
+                solution,
+            )
+        return solution
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest entry of each row, in absolute value."""
+    return x.abs().reshape(x.shape[0], -1).amax(1) if x.numel() else x.new_zeros(x.shape[0])
+
+
+def with_implicit_gradient(
+    f: Callable[[Tensor], tuple[Tensor, Tensor]], solution: Tensor, v: Tensor, *, max_iterations: int = 200
+) -> Tensor:
+    """`solution` of u + f(u) = v with its exact gradient in v and in the parameters of f.
+
+    By the implicit function theorem the gradient g of u passes on as w with (I + J)ᵀ w = g, J the Jacobian of f at u.
+    J is triangular with diagonal diag, so w ← w − (w + Jᵀw − g) / (1 + diag) solves for it as in the forward direction.
+    The iterations that found `solution` are not differentiated.
+    """
+    u = solution.detach().requires_grad_()
+    with torch.enable_grad():
+        value, diagonal = f(u)
+    slope = 1 + diagonal.detach()
+    tol = 64 * torch.finfo(v.dtype).eps
+
+    def solve(g: Tensor) -> Tensor:
+        scale = g.abs().amax() if g.numel() else g.new_zeros(())
+        for precondition in (slope, 1):
+            w, residual = g, scale
+            for _ in range(max_iterations):
+                (back,) = torch.autograd.grad(value, u, w, retain_graph=True)
+                defect = w + back - g
+                residual = defect.abs().amax() if g.numel() else scale
+                if bool(residual <= tol * scale):
+                    return w
+                w = w - defect / precondition
+        solution = Solution(w, max_iterations, float(residual), False)
         raise ConvergenceError(
-            f"Expected a residual of at most {tol:g} within {max_iterations} iterations; got {worst:g} in "
-            f"{active.numel()} of {y.shape[0]} rows. Allow more iterations, a larger tol, or a smaller slope of g.",
+            f"Expected the gradient through an inverse to settle within {max_iterations} iterations; got a residual of "
+            f"{float(residual):g}. Allow more iterations.",
             solution,
         )
-    return solution
 
-
-def _largest_entries(x: Tensor) -> Tensor:
-    """The largest |entry| of each row of the batch."""
-    rows = x.abs().reshape(x.shape[0], -1) if x.numel() else x.new_zeros(x.shape[0], 1)
-    return rows.amax(1)
+    attached = v - f(solution.detach())[0]
+    if attached.requires_grad:
+        attached.register_hook(solve)
+    return attached

@@ -97,11 +97,12 @@ class ConvOperator(LinearOperator):
 
     def apply_adjoint(self, y: Tensor) -> Tensor:
         if self.padding != "reflect":  # the transpose is a convolution again, and faster as one
-            return self._around(self._adjoint_kernel()).apply(y)
+            return self._around(self.adjoint_kernel()).apply(y)
         spread = _CONV_TRANSPOSE[self._dims](y, self.kernel, **self._options())
         return pad_reflect_adjoint(spread, self._outer_padding)
 
-    def _adjoint_kernel(self) -> Tensor:
+    def adjoint_kernel(self) -> Tensor:
+        """The kernel of the transpose, which is a convolution too unless the padding is reflect."""
         inputs = self.kernel.shape[1]
         blocks = self.kernel.unflatten(0, (self.groups, inputs)).transpose(1, 2)
         return blocks.flatten(0, 1).flip(*range(2, self.kernel.ndim))

@@ -20,8 +20,8 @@ class GraphConvOperator(LinearOperator):
     """X ↦ X θ0 + Â X θ1 with Â = D^-½ A D^-½, for node features `X` of shape `(batch, N, F)`.
 
     Args:
-        theta0: `(F, F)`, what a node keeps of itself.
-        theta1: `(F, F)`, what it takes from its neighbours.
+        theta0: `(F, F)`, what a node keeps of itself; or `(batch, F, F)`, another one for each graph.
+        theta1: `(F, F)` or `(batch, F, F)`, what it takes from its neighbours.
         adjacency: non-negative weights, `(N, N)` or `(batch, N, N)` dense, or `(N, N)` torch-sparse. Isolated nodes
             take nothing; self-loops count.
         mask: `(batch, N)` booleans, False for the padding of smaller graphs: the operator is zero there, so its
@@ -83,7 +83,9 @@ class GraphConvOperator(LinearOperator):
 
     @property
     def batch_size(self) -> int | None:
-        return self.graph.batch_size if self.mask is None else self.mask.shape[0]
+        sizes = [theta.shape[0] for theta in (self.theta0, self.theta1) if theta.ndim == 3]
+        sizes += [] if self.mask is None else [self.mask.shape[0]]
+        return sizes[0] if sizes else self.graph.batch_size
 
     def rebuild(self, parameters: Sequence[Tensor]) -> GraphConvOperator:
         theta0, theta1, values = parameters
@@ -96,11 +98,11 @@ class GraphConvOperator(LinearOperator):
         return self._masked(x @ self.theta0) + self.graph.matmul(x @ self.theta1)
 
     def apply_adjoint(self, y: Tensor) -> Tensor:
-        return self._masked(y @ self.theta0.T) + self.graph.matmul_adjoint(y) @ self.theta1.T
+        return self._masked(y @ self.theta0.mT) + self.graph.matmul_adjoint(y) @ self.theta1.mT
 
     def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
-        grad_theta0 = torch.einsum("bnf,bng->fg", x, self._masked(y))
-        grad_theta1 = torch.einsum("bnf,bng->fg", x, self.graph.matmul_adjoint(y))
+        grad_theta0 = _outer(x, self._masked(y), self.theta0)
+        grad_theta1 = _outer(x, self.graph.matmul_adjoint(y), self.theta1)
         needed = self.graph.values.requires_grad
         return grad_theta0, grad_theta1, self.graph.values_vjp(x @ self.theta1, y) if needed else None
 
@@ -109,7 +111,7 @@ class GraphConvOperator(LinearOperator):
         return x.transpose(0, 1).contiguous().transpose(0, 1) if isinstance(self.graph, SparseAdjacency) else x
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        nodes, features = self.graph.num_nodes, self.theta0.shape[0]
+        nodes, features = self.graph.num_nodes, self.theta0.shape[-1]
         expect(
             event_shape == (nodes, features),
             f"node features of shape (batch, {nodes}, {features})",
@@ -119,7 +121,7 @@ class GraphConvOperator(LinearOperator):
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         """N tr θ0 + tr Â tr θ1: a scalar, or one per graph; tr Â is the self-loops' part."""
         nodes = self._event(event_shape)[0] if self.mask is None else self.mask.sum(-1)
-        return nodes * self.theta0.trace() + self.graph.trace() * self.theta1.trace()
+        return nodes * _trace(self.theta0) + self.graph.trace() * _trace(self.theta1)
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
@@ -147,8 +149,17 @@ class GraphConvOperator(LinearOperator):
         return x if self.mask is None else x * self.mask.unsqueeze(-1)
 
 
+def _outer(x: Tensor, y: Tensor, theta: Tensor) -> Tensor:
+    """The gradient of ⟨y, x θ⟩ in θ."""
+    return torch.einsum("bnf,bng->fg" if theta.ndim == 2 else "bnf,bng->bfg", x, y)
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
 def _norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrix, ord=2)
+    return torch.linalg.matrix_norm(matrix, ord=2).amax()
 
 
 def _log_norm(matrix: Tensor) -> Tensor:
@@ -158,8 +169,8 @@ def _log_norm(matrix: Tensor) -> Tensor:
 def _check_weights(theta0: Tensor, theta1: Tensor) -> None:
     for name, theta in (("theta0", theta0), ("theta1", theta1)):
         expect_tensor(theta, name)
-        square = theta.ndim == 2 and theta.shape[0] == theta.shape[1] and theta.shape[0] > 0
-        expect(square, f"{name} of shape (F, F)", tuple(theta.shape))
+        square = theta.ndim in (2, 3) and theta.shape[-2] == theta.shape[-1] and theta.shape[-1] > 0
+        expect(square, f"{name} of shape (F, F) or (batch, F, F)", tuple(theta.shape))
         expect_finite(theta, name)
-    expect(theta0.shape == theta1.shape, f"theta1 of shape {tuple(theta0.shape)}", tuple(theta1.shape))
+    expect(theta0.shape[-1] == theta1.shape[-1], f"theta1 of {theta0.shape[-1]} features", theta1.shape[-1])
     expect_alike([("theta0", theta0), ("theta1", theta1)])

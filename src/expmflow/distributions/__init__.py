@@ -1,0 +1,27 @@
+"""Densities: flows, their bases, dequantization, bounds."""
+
+from expmflow.distributions.bounds import bits_per_dim, elbo, estimate_log_weights, importance_weighted
+from expmflow.distributions.dequantization import (
+    DequantizedFlow,
+    Dequantizer,
+    UniformDequantization,
+    VariationalDequantization,
+)
+from expmflow.distributions.flow import Flow, NonFiniteError
+from expmflow.distributions.gaussian import Base, DiagonalGaussian, StandardNormal
+
+__all__ = [
+    "Base",
+    "DequantizedFlow",
+    "Dequantizer",
+    "DiagonalGaussian",
+    "Flow",
+    "NonFiniteError",
+    "StandardNormal",
+    "UniformDequantization",
+    "VariationalDequantization",
+    "bits_per_dim",
+    "elbo",
+    "estimate_log_weights",
+    "importance_weighted",
+]

@@ -1,0 +1,124 @@
+"""Likelihoods of discrete data under a continuous flow.
+
+Integers x in 0 … levels − 1 become y = (x + u) / levels with noise u in [0, 1). Then
+log P(x) ≥ E_q [log p(y) − log q(u | x)] − d log levels, with equality if q is the posterior of u.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_count, expect_type
+from expmflow.distributions.bounds import elbo, estimate_log_weights, importance_weighted
+from expmflow.distributions.flow import Flow
+from expmflow.transforms.base import Transform
+
+
+class Dequantizer(nn.Module, ABC):
+    """The density q(u | x) of the noise that fills the gaps between integers."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """u in [0, 1), in the shape of `x` (a float in [0, 1)), and log q(u | x), `(batch,)`.
+
+        `noise`, of the same shape, replaces the random numbers: uniform for the uniform density, else standard normal.
+        """
+
+
+@final
+class UniformDequantization(Dequantizer):
+    """q(u | x) = 1."""
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return torch.rand_like(x) if noise is None else noise, x.new_zeros(x.shape[0])
+
+
+@final
+class VariationalDequantization(Dequantizer):
+    """u = sigmoid(flow⁻¹(ε; context(x))): a conditional flow, learned beside the model (Ho et al., 2019).
+
+    Args:
+        transform: the conditional flow, u's logit to noise, whose context is the output of `context`.
+        context: a network from the image, scaled to [−½, ½), to the context: `(batch, C, h, w)` to `(batch, K, h, w)`.
+    """
+
+    def __init__(self, transform: Transform, context: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+        self.context = context
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        epsilon = torch.randn_like(x) if noise is None else noise
+        logit, logdet = self.transform.inverse(epsilon, self.context(x - 0.5))
+        log_base = -0.5 * (epsilon.square() + math.log(2 * math.pi)).flatten(1).sum(1)
+        log_slope = (F.logsigmoid(logit) + F.logsigmoid(-logit)).flatten(1).sum(1)
+        return torch.sigmoid(logit), log_base - logdet - log_slope
+
+
+@final
+class DequantizedFlow(nn.Module):
+    """A density of integers, made of a flow over [0, 1) and a dequantizer.
+
+    Args:
+        flow: the continuous density, of y − ½.
+        dequantizer: q(u | x).
+        levels: the number of grey levels; 256 for bytes.
+    """
+
+    def __init__(self, flow: Flow, dequantizer: Dequantizer, *, levels: int = 256) -> None:
+        super().__init__()
+        expect_count(levels, "levels", at_least=2)
+        self.flow = flow
+        self.dequantizer = dequantizer
+        self.levels = levels
+
+    def forward(self, x: Tensor, context: Any = None, *, noise: Tensor | None = None) -> Tensor:
+        """One sample of the lower bound on log P(x), `(batch,)`: its mean is the ELBO."""
+        self._check(x)
+        dtype = self.flow.base._like.dtype
+        scaled = x.to(dtype) / self.levels  # type: ignore[arg-type]
+        u, log_q = self.dequantizer(scaled, noise)
+        y = scaled + u / self.levels - 0.5
+        return self.flow.log_prob(y, context) - log_q - x[0].numel() * math.log(self.levels)
+
+    def log_weights(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
+        """`(samples, batch)` log weights without gradients; `chunk` copies of the batch at a time."""
+
+        def sample(count: int) -> Tensor:
+            repeated = x.repeat_interleave(count, 0)
+            rows = context.repeat_interleave(count, 0) if _per_row(context, x) else context
+            return self(repeated, rows).reshape(-1, count).T
+
+        return estimate_log_weights(sample, samples, chunk=chunk)
+
+    def elbo(self, x: Tensor, context: Any = None, *, samples: int = 1) -> Tensor:
+        """The evidence lower bound on log P(x), `(batch,)`, from `samples` noises."""
+        return elbo(self.log_weights(x, context, samples=samples))
+
+    def importance_weighted(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
+        """The importance-weighted bound on log P(x), `(batch,)`."""
+        return importance_weighted(self.log_weights(x, context, samples=samples, chunk=chunk))
+
+    @torch.no_grad()
+    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0) -> Tensor:
+        """Integers `(n, *event)`."""
+        y = self.flow.sample(n, context, temperature=temperature) + 0.5
+        return (y * self.levels).floor().clamp(0, self.levels - 1).to(torch.int64)
+
+    def _check(self, x: Tensor) -> None:
+        integer = isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
+        expect_type(integer, "integers", x.dtype if isinstance(x, Tensor) else type(x).__name__)
+        if x.numel() and not torch.compiler.is_compiling():
+            least, largest = (int(v) for v in torch.aminmax(x))
+            inside = least >= 0 and largest < self.levels
+            expect(inside, f"grey levels from 0 to {self.levels - 1}", f"{least} to {largest}")
+
+
+def _per_row(context: Any, x: Tensor) -> bool:
+    return isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == x.shape[0]

@@ -1,0 +1,78 @@
+"""Base densities: where the noise comes from."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_count
+
+LOG_2PI = math.log(2 * math.pi)
+
+
+class Base(nn.Module, ABC):
+    """A simple density on `(batch, *event)`."""
+
+    def __init__(self, event_shape: Sequence[int]) -> None:
+        super().__init__()
+        for size in event_shape:
+            expect_count(size, "event_shape")
+        self.event_shape = tuple(event_shape)
+        self.register_buffer("_like", torch.zeros(()), persistent=False)  # follows the module's dtype and device
+
+    @abstractmethod
+    def log_prob(self, z: Tensor) -> Tensor:
+        """`(batch,)`."""
+
+    @abstractmethod
+    def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
+        """A sample made of standard normal noise."""
+
+    @final
+    def rsample(self, n: int, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
+        """`(n, *event)`, differentiable in the parameters; `temperature` multiplies the standard deviation."""
+        expect_count(n, "the number of samples", at_least=0)
+        expect(temperature > 0, "a positive temperature", temperature)
+        if noise is None:
+            noise = torch.randn(n, *self.event_shape, dtype=self._like.dtype, device=self._like.device)  # type: ignore[arg-type]
+        shape = (n, *self.event_shape)
+        expect(tuple(noise.shape) == shape, f"noise of shape {shape}", tuple(noise.shape))
+        return self.transform_noise(noise, temperature)
+
+
+@final
+class StandardNormal(Base):
+    """Independent standard normals.
+
+    Example:
+        >>> StandardNormal((2,)).log_prob(torch.zeros(1, 2))
+        tensor([-1.8379])
+    """
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        return -0.5 * (z.square() + LOG_2PI).flatten(1).sum(1)
+
+    def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
+        return temperature * noise
+
+
+@final
+class DiagonalGaussian(Base):
+    """Independent normals with learned means and standard deviations, one for each entry of the event."""
+
+    def __init__(self, event_shape: Sequence[int]) -> None:
+        super().__init__(event_shape)
+        self.mean = nn.Parameter(torch.zeros(self.event_shape))
+        self.log_std = nn.Parameter(torch.zeros(self.event_shape))
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        standard = (z - self.mean) * (-self.log_std).exp()
+        return -(0.5 * (standard.square() + LOG_2PI) + self.log_std).flatten(1).sum(1)
+
+    def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
+        return self.mean + temperature * self.log_std.exp() * noise

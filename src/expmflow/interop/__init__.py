@@ -1,0 +1,5 @@
+"""Bridges to other libraries."""
+
+from expmflow.interop.torch_distributions import TransformAdapter, as_transform
+
+__all__ = ["TransformAdapter", "as_transform"]

@@ -1,0 +1,78 @@
+"""Layers as `torch.distributions` transforms, for `TransformedDistribution`, zuko and everything that takes one."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from expmflow._validation import expect_count, expect_type
+from expmflow.transforms import Transform
+
+
+@final
+class TransformAdapter(torch.distributions.Transform):
+    """A layer with a fixed context; its log-determinants are kept for the pair last computed, so each is run once."""
+
+    bijective = True
+
+    def __init__(self, transform: Transform, context: Any, event_dim: int) -> None:
+        super().__init__(cache_size=1)
+        self.transform = transform
+        self.context = context
+        self._event_dim = event_dim
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def domain(self) -> constraints.Constraint:  # type: ignore[override]
+        return constraints.independent(constraints.real, self._event_dim)
+
+    @property
+    def codomain(self) -> constraints.Constraint:  # type: ignore[override]
+        return constraints.independent(constraints.real, self._event_dim)
+
+    def _call(self, x: Tensor) -> Tensor:
+        z, logdet = self._batched(self.transform, x)
+        self._last = (x, z, logdet)
+        return z
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        x, logdet = self._batched(self.transform.inverse, y)
+        self._last = (x, y, -logdet)
+        return x
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        if self._last is None or self._last[0] is not x or self._last[1] is not y:
+            return self._batched(self.transform, x)[1]
+        return self._last[2]
+
+    def call_and_ladj(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and its log-determinant at once, as zuko asks for them."""
+        return self._batched(self.transform, x)
+
+    def _batched(self, run: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer takes one batch axis; distributions have any number."""
+        batch, event = x.shape[: x.ndim - self._event_dim], x.shape[x.ndim - self._event_dim :]
+        out, logdet = run(x.reshape(-1, *event), self.context)
+        return out.reshape(*batch, *out.shape[1:]), logdet.reshape(batch)
+
+
+def as_transform(transform: Transform, *, context: Any = None, event_dim: int = 1) -> TransformAdapter:
+    """A layer as a `torch.distributions.Transform`.
+
+    Args:
+        transform: the layer; its `forward` becomes the call.
+        context: handed to the layer at every call.
+        event_dim: how many of the last axes are one event: 1 for vectors, 3 for images.
+
+    Example:
+        >>> base = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(2), torch.ones(2)), 1)
+        >>> layer = expmflow.interop.as_transform(T.Inverse(T.LinearExp(2)))
+        >>> torch.distributions.TransformedDistribution(base, [layer]).sample((5,)).shape
+        torch.Size([5, 2])
+    """
+    expect_type(isinstance(transform, Transform), "a Transform", type(transform).__name__)
+    expect_count(event_dim, "event_dim")
+    return TransformAdapter(transform, context, event_dim)

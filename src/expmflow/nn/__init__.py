@@ -1,0 +1,21 @@
+"""The networks inside the layers, and the constraints on their weights."""
+
+from expmflow.nn.autoregressive import MADE, ConvInner, DenseInner
+from expmflow.nn.constraints import PowerConstraint, SpectralConstraint
+from expmflow.nn.densenet import DenseNet
+from expmflow.nn.graph import GraphNetwork
+from expmflow.nn.masked import MaskedConv, MaskedLinear
+from expmflow.nn.mlp import MLP
+
+__all__ = [
+    "MADE",
+    "MLP",
+    "ConvInner",
+    "DenseInner",
+    "DenseNet",
+    "GraphNetwork",
+    "MaskedConv",
+    "MaskedLinear",
+    "PowerConstraint",
+    "SpectralConstraint",
+]

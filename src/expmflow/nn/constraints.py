@@ -1,0 +1,203 @@
+"""Constraints as parametrizations: norms that stay below a coefficient, and skew maps."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from expmflow._validation import expect
+from expmflow.numerics import power_iteration
+from expmflow.operators import ConvOperator, LinearOperator
+
+WARM_UP = 15
+
+
+class SpectralConstraint(nn.Module):
+    """weight · min(1, coeff / σ), with σ the weight's norm over all frequencies, whatever the image size.
+
+    On an unbounded image a convolution is one matrix per frequency; its norm is the largest singular value of them all,
+    and no image, padded with zeros or wrapped, exceeds it. σ is followed on a grid of frequencies by power iteration,
+    one vector per frequency, one round per training step. Between grid points the norm may exceed the samples by the
+    factor 1/cos(πm/N) per axis (m the degree, N the samples), which is divided out, so the constraint holds everywhere
+    once the iteration has settled.
+
+    The module is a parametrization (`torch.nn.utils.parametrize`): a pure function of the weight and its buffers.
+    `update` moves the buffers, and is called by the layer in training, before the weight is used.
+
+    Args:
+        weight: `(C_out, C_in/groups, *k)`; without spatial axes, a matrix.
+        coeff: the largest norm allowed.
+        samples_per_degree: frequencies per axis and degree; 16 costs four percent of the norm in two dimensions.
+        groups: channel blocks that do not mix.
+    """
+
+    waves: Tensor
+    right: Tensor
+    peak: Tensor
+
+    def __init__(self, weight: Tensor, coeff: float, *, samples_per_degree: int = 16, groups: int = 1) -> None:
+        super().__init__()
+        expect(coeff > 0 and math.isfinite(coeff), "a positive coeff", coeff)
+        self.coeff = coeff
+        self.groups = groups
+        waves, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
+        vectors = torch.randn(waves.shape[-1], groups, 2 * weight.shape[1], generator=torch.Generator().manual_seed(0))
+        self.register_buffer("waves", waves.to(weight), persistent=False)
+        self.register_buffer("right", nn.functional.normalize(vectors, dim=-1).to(weight))
+        self.register_buffer("peak", torch.zeros((), dtype=torch.int64, device=weight.device))
+        self.update(weight.detach(), rounds=WARM_UP)
+
+    @torch.no_grad()
+    def update(self, weight: Tensor, rounds: int = 1) -> None:
+        """Rounds of v ← K̂ᵀ K̂ v at every frequency; the frequency with the largest ‖K̂ v‖ is the peak."""
+        symbol = _symbol(weight.unflatten(0, (self.groups, -1)), self.waves)
+        v = self.right.unsqueeze(-1)
+        image = symbol @ v
+        for _ in range(rounds):
+            back = symbol.mT @ image
+            length = torch.linalg.vector_norm(back, dim=(-2, -1), keepdim=True)
+            v = torch.where(length > 0, back / length, v)  # a weight that is zero teaches nothing
+            image = symbol @ v
+        self.right.copy_(v.squeeze(-1))
+        self.peak.copy_(torch.linalg.vector_norm(image, dim=(-2, -1)).argmax())
+
+    def norm(self, weight: Tensor) -> Tensor:
+        """The estimate of σ, with a gradient in the weight."""
+        frequency, group = self.peak // self.groups, self.peak % self.groups
+        block = weight.unflatten(0, (self.groups, -1)).index_select(0, group.reshape(1))
+        wave = self.waves.index_select(2, frequency.reshape(1))
+        v = self.right.flatten(0, 1).index_select(0, self.peak.reshape(1))
+        return torch.linalg.vector_norm(_symbol(block, wave)[0, 0] @ v[0]) * self.slack
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * (self.coeff / self.norm(weight).clamp_min(self.coeff))
+
+
+class PowerConstraint(nn.Module):
+    """The paper's constraint: σ = ‖A v‖ with v from power iteration on the operator, at the last training batch's size.
+
+    Args:
+        template: the operator, whose kernel is replaced by the weight.
+        coeff: the largest norm allowed.
+    """
+
+    vector: Tensor
+
+    def __init__(self, template: LinearOperator, coeff: float) -> None:
+        super().__init__()
+        self.coeff = coeff
+        self._template = template
+        self.register_buffer("vector", torch.empty(0))
+
+    @torch.no_grad()
+    def update(self, weight: Tensor, event_shape: tuple[int, ...]) -> None:
+        """One round; a hundred where the image size is new."""
+        known = tuple(self.vector.shape[1:]) == event_shape
+        op = self._template.rebuild([weight])
+        start = self.vector.to(weight) if known else None
+        _, self.vector = power_iteration(
+            op, event_shape, iterations=1 if known else 100, start=start, return_vector=True
+        )
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if self.vector.numel() == 0:  # no training batch yet: the initial weight is small
+            return weight
+        sigma = torch.linalg.vector_norm(self._template.rebuild([weight]).apply(self.vector.to(weight)))
+        return weight * (self.coeff / sigma.clamp_min(self.coeff))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if prefix + "vector" in state_dict:  # its shape is that of the images it was trained on
+            self.vector = torch.empty_like(state_dict[prefix + "vector"], device=self.vector.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class SkewMatrix(nn.Module):
+    """W − Wᵀ."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight - weight.T
+
+
+class SkewKernel(nn.Module):
+    """The kernel of the convolution with w minus its transpose."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight - ConvOperator(weight, groups=self.groups, validate=False).adjoint_kernel()
+
+
+def constrain(layer: nn.Module, name: str, constraint: SpectralConstraint | PowerConstraint) -> None:
+    """Register the constraint as the last parametrization of `layer.name`."""
+    parametrize.register_parametrization(layer, name, constraint)
+
+
+class _Tracking(threading.local):
+    suspended = False
+
+
+_tracking = _Tracking()
+
+
+@contextmanager
+def constant_constraints() -> Iterator[None]:
+    """Within, constraints do not follow the weights, so that repeated evaluations see one and the same function."""
+    before, _tracking.suspended = _tracking.suspended, True
+    try:
+        yield
+    finally:
+        _tracking.suspended = before
+
+
+def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...]) -> None:
+    """Let the constraint of `layer.name` see the weight as it is now; called once per training step."""
+    if _tracking.suspended:
+        return
+    *before, constraint = layer.parametrizations[name]  # type: ignore[index]
+    with torch.no_grad():
+        weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
+        for step in before:
+            weight = step(weight)
+        if isinstance(constraint, PowerConstraint):
+            constraint.update(weight, event_shape)
+        else:
+            constraint.update(weight)
+
+
+def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[Tensor, float]:
+    """Cosines and sines `(taps, 2, frequencies)` on the grid, and the factor that makes its maximum a bound."""
+    taps, frequencies, slack = torch.zeros(1, 0, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64), 1.0
+    for axis, k in enumerate(kernel_sizes):
+        degree = k // 2
+        size = max(1, samples_per_degree * degree)
+        kept = size // 2 + 1 if axis == 0 else size  # a real weight: conjugate pairs along one axis
+        taps = _product(taps, torch.arange(k, dtype=torch.float64) - degree)
+        frequencies = _product(frequencies, 2 * math.pi / size * torch.arange(kept, dtype=torch.float64))
+        slack /= math.cos(math.pi * degree / size)
+    angles = taps @ frequencies.T
+    return torch.stack([angles.cos(), angles.sin()], dim=1), slack
+
+
+def _product(rows: Tensor, column: Tensor) -> Tensor:
+    """Every row with every entry of the column behind it, the last varying fastest."""
+    return torch.cat([rows.repeat_interleave(len(column), 0), column.repeat(len(rows)).unsqueeze(1)], dim=1)
+
+
+def _symbol(blocks: Tensor, waves: Tensor) -> Tensor:
+    """The matrices of weight blocks `(groups, out, in, *k)` at each frequency: `(frequencies, groups, 2·out, 2·in)`.
+
+    A complex matrix R + iS is written as the real matrix [[R, −S], [S, R]], which has the same singular values.
+    """
+    shape = blocks.shape[:3]
+    parts = blocks.reshape(shape.numel(), -1) @ waves.flatten(1)
+    real, imaginary = parts.reshape(*shape, 2, -1).movedim(-1, 0).unbind(-1)
+    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)

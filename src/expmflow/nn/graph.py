@@ -1,0 +1,67 @@
+"""The network inside graph couplings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from expmflow._validation import expect
+
+
+class GraphNetwork(nn.Module):
+    """Messages from an edge MLP of three layers, summed over the neighbours; then a node MLP of two; output from zero.
+
+    m_i = Σ_j A_ij e(x_i, x_j), y_i = n(x_i, m_i). The first edge layer is linear in the pair, so it is two products per
+    node rather than one per edge; the last is linear, so it moves behind the sum.
+
+    The context is the adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None: the complete graph.
+
+    Args:
+        in_features, out_features: of `(batch, N, features)`.
+        hidden: features inside.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, hidden: int = 64) -> None:
+        super().__init__()
+        self.receive = nn.Linear(in_features, hidden)
+        self.send = nn.Linear(in_features, hidden, bias=False)
+        self.edge = nn.Linear(hidden, hidden)
+        self.message = nn.Linear(hidden, hidden)
+        self.node = nn.Linear(in_features + hidden, hidden)
+        self.last = nn.Linear(hidden, out_features)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x: Tensor, context: Any = None) -> Tensor:
+        adjacency, mask = _graph(context, x)
+        pairs = F.relu(self.receive(x).unsqueeze(-2) + self.send(x).unsqueeze(-3))
+        pairs = F.relu(self.edge(pairs))
+        summed = torch.einsum("...ij,...ijh->...ih", adjacency, pairs)
+        degree = adjacency.sum(-1, keepdim=True)
+        received = F.linear(summed, self.message.weight) + degree * self.message.bias
+        out = self.last(F.relu(self.node(torch.cat([x, received], dim=-1))))
+        return out if mask is None else out * mask.unsqueeze(-1)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        """Raise `ValueError` unless `context` is a graph of the nodes of `x`."""
+        nodes = x.shape[1]
+        adjacency = context[0] if isinstance(context, tuple) else context
+        if adjacency is None:
+            return
+        got = f"one of shape {tuple(adjacency.shape)}" if isinstance(adjacency, Tensor) else type(adjacency).__name__
+        fits = isinstance(adjacency, Tensor) and adjacency.shape[-2:] == (nodes, nodes) and adjacency.ndim in (2, 3)
+        expect(fits, f"an adjacency of {nodes} nodes", got)
+        expect(adjacency.ndim == 2 or adjacency.shape[0] == x.shape[0], f"one for each of {x.shape[0]} rows", got)
+
+
+def _graph(context: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The adjacency, without edges to padding, and the mask."""
+    adjacency, mask = context if isinstance(context, tuple) else (context, None)
+    if adjacency is None:
+        adjacency = 1 - torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    if mask is not None:
+        adjacency = adjacency * mask.unsqueeze(-1) * mask.unsqueeze(-2)
+    return adjacency, mask

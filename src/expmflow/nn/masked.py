@@ -1,0 +1,105 @@
+"""Masked maps: outputs that depend only on what comes before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from expmflow._validation import expect, expect_count
+from expmflow.nn.constraints import SpectralConstraint, constrain, update_constraint
+
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def hidden_degrees(features: int, hidden: int) -> Tensor:
+    """For each hidden unit, how many of the features before it may know: 0 … features − 1, evenly."""
+    return torch.arange(hidden) % features
+
+
+class MaskedConv(nn.Module):
+    """A convolution in raster order: it sees all channels of earlier points, and lower degrees of its own point.
+
+    Args:
+        in_degrees, out_degrees: one integer per channel. At the kernel's centre an output sees the inputs whose degree
+            is at most its own; less than its own if `strict`.
+        kernel_size: odd, the same along each of `dims` axes.
+        strict: see above.
+        dims: the number of spatial axes, 1 to 3.
+        coeff: the largest norm of the masked kernel; None for no constraint.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        in_degrees: Tensor,
+        out_degrees: Tensor,
+        kernel_size: int,
+        *,
+        strict: bool = False,
+        dims: int = 2,
+        coeff: float | None = None,
+    ) -> None:
+        super().__init__()
+        expect_count(kernel_size, "kernel_size")
+        expect(kernel_size % 2 == 1, "an odd kernel_size", kernel_size)
+        self.dims = dims
+        self.padding = kernel_size // 2
+        shape = (len(out_degrees), len(in_degrees), *(kernel_size,) * dims)
+        mask = raster_mask(in_degrees, out_degrees, shape[2:], strict)
+        scale = mask.sum().div(len(out_degrees)).clamp_min(1).rsqrt()
+        self.weight = nn.Parameter(torch.randn(shape) * scale)
+        self.bias = nn.Parameter(torch.zeros(len(out_degrees)))
+        parametrize.register_parametrization(self, "weight", Mask(mask))
+        self.constrained = coeff is not None
+        if coeff is not None:
+            constrain(self, "weight", SpectralConstraint(self.weight, coeff, samples_per_degree=8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.constrained:
+            update_constraint(self, "weight", tuple(x.shape[1:]))
+        return _CONV[self.dims](x, self.weight, self.bias, padding=self.padding)
+
+
+class MaskedLinear(nn.Module):
+    """A linear map whose outputs see the inputs of at most their own degree (less than it if `strict`)."""
+
+    weight: Tensor
+
+    def __init__(self, in_degrees: Tensor, out_degrees: Tensor, *, strict: bool = False) -> None:
+        super().__init__()
+        mask = raster_mask(in_degrees, out_degrees, (), strict)
+        scale = mask.sum().div(len(out_degrees)).clamp_min(1).rsqrt()
+        self.weight = nn.Parameter(torch.randn(len(out_degrees), len(in_degrees)) * scale)
+        self.bias = nn.Parameter(torch.zeros(len(out_degrees)))
+        parametrize.register_parametrization(self, "weight", Mask(mask))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Mask(nn.Module):
+    """weight ⊙ mask, as a parametrization."""
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.mask
+
+
+def raster_mask(in_degrees: Tensor, out_degrees: Tensor, kernel_size: Sequence[int], strict: bool) -> Tensor:
+    """1 where an output may see an input: `(out, in, *kernel_size)`."""
+    size = torch.Size(kernel_size).numel()
+    mask = torch.zeros(len(out_degrees), len(in_degrees), size)
+    mask[:, :, : size // 2] = 1
+    below = out_degrees[:, None] > in_degrees if strict else out_degrees[:, None] >= in_degrees
+    mask[:, :, size // 2] = below.to(mask)
+    return mask.reshape(len(out_degrees), len(in_degrees), *kernel_size)

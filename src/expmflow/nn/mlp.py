@@ -1,0 +1,55 @@
+"""The multi-layer perceptron inside couplings of vectors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from expmflow._validation import expect
+from expmflow.nn.context import check_context
+
+
+class MLP(nn.Module):
+    """A multi-layer perceptron over the last axis of `(batch, …, features)`, with an output that starts at zero.
+
+    Args:
+        in_features, out_features: of the input and output.
+        hidden: the widths of the hidden layers.
+        activation: `"relu"`, `"leaky_relu"` or `"elu"`.
+        context_features: features of a context `(batch, features)`, appended to the input; 0 for none.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        hidden: tuple[int, ...] = (64, 64),
+        activation: str = "relu",
+        context_features: int = 0,
+    ) -> None:
+        super().__init__()
+        known: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu}
+        expect(activation in known, f"activation to be one of {', '.join(known)}", repr(activation))
+        self.context_channels = context_features
+        self.activation = known[activation]
+        widths = [in_features + context_features, *hidden, out_features]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        nn.init.zeros_(self.layers[-1].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(self.layers[-1].bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, context: Any = None) -> Tensor:
+        if self.context_channels:
+            x = torch.cat([x, context], dim=-1)
+        for layer in self.layers[:-1]:
+            x = self.activation(layer(x))
+        return self.layers[-1](x)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        """Raise `ValueError` unless `context` fits beside `x`."""
+        check_context(context, x, self.context_channels)

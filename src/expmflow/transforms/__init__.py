@@ -1,0 +1,30 @@
+"""Invertible layers: `forward` and `inverse` both return `(output, logdet)`."""
+
+from expmflow.transforms.base import Chain, Inverse, Transform
+from expmflow.transforms.conv1x1 import Conv1x1, Householder
+from expmflow.transforms.coupling import AffineCoupling
+from expmflow.transforms.exponential import ConvExp, GraphConvExp, LinearExp
+from expmflow.transforms.multiscale import Split
+from expmflow.transforms.normalize import ActNorm
+from expmflow.transforms.reshape import Flip, Permute, Squeeze
+from expmflow.transforms.sylvester import ConvSylvester, DenseSylvester, GeneralizedSylvester
+
+__all__ = [
+    "ActNorm",
+    "AffineCoupling",
+    "Chain",
+    "Conv1x1",
+    "ConvExp",
+    "ConvSylvester",
+    "DenseSylvester",
+    "Flip",
+    "GeneralizedSylvester",
+    "GraphConvExp",
+    "Householder",
+    "Inverse",
+    "LinearExp",
+    "Permute",
+    "Split",
+    "Squeeze",
+    "Transform",
+]

@@ -1,0 +1,171 @@
+"""The invertible layer: one protocol, one place where inputs are checked, and how layers compose."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from expmflow._validation import expect_finite, expect_tensor, expect_type
+
+Output = tuple[Tensor, Tensor]
+Watcher = Callable[["Transform", Tensor, Tensor], None]
+
+
+class Transform(nn.Module, ABC):
+    """An invertible map with a tractable Jacobian determinant.
+
+    `forward` goes from data to noise, `inverse` back. Both take `(batch, *event)` and return `(output, logdet)`, where
+    `logdet`, of shape `(batch,)`, is log |det| of the map just applied; so an inverse is a swap of two names. `context`
+    is what the map is conditioned on; layers that need none ignore it, so that a chain can pass it to all.
+
+    A new layer implements `_forward` and `_inverse`, and, to refuse wrong input with a sentence, `check_event_shape`
+    and `check_context`. `expmflow.testing.check_transform` tests it.
+    """
+
+    closed_form: ClassVar[tuple[str, ...]] = ("forward", "inverse")
+    """The directions that need no iteration."""
+
+    @abstractmethod
+    def _forward(self, x: Tensor, context: Any) -> Output: ...
+
+    @abstractmethod
+    def _inverse(self, z: Tensor, context: Any) -> Output: ...
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        """Raise `ValueError` unless the layer acts on events of this shape."""
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        """Raise `ValueError` unless `context` is what the layer needs beside `x`."""
+
+    @final  # type: ignore[misc]
+    def forward(self, x: Tensor, context: Any = None) -> Output:
+        """z and log |det dz/dx|."""
+        return self._run(self._forward, x, context)
+
+    @final
+    def inverse(self, z: Tensor, context: Any = None) -> Output:
+        """x and log |det dx/dz|."""
+        return self._run(self._inverse, z, context)
+
+    def _run(self, direction: Callable[[Tensor, Any], Output], x: Tensor, context: Any) -> Output:
+        if torch.compiler.is_compiling():
+            return direction(x, context)
+        try:
+            self._check(x, context)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{type(self).__name__}: {error}") from None
+        with _inside():
+            out, logdet = direction(x, context)
+        for watcher in _state.watchers:
+            watcher(self, out, logdet)
+        return out, logdet
+
+    def _check(self, x: Tensor, context: Any) -> None:
+        expect_tensor(x, "the input")
+        if x.ndim < 2:
+            raise ValueError(f"Expected an input of shape (batch, *event); got {tuple(x.shape)}.")
+        parameter = next(self.parameters(), None)
+        if parameter is not None:
+            expect_type(x.dtype == parameter.dtype, f"an input of dtype {parameter.dtype}, as the layer", x.dtype)
+        self.check_event_shape(tuple(x.shape[1:]))
+        self.check_context(context, x)
+        if _state.depth == 0:
+            expect_finite(x, "the input")
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        self.depth = 0
+        self.watchers: list[Watcher] = []
+
+
+_state = _State()
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    """Layers within layers: only the outermost reads its whole input."""
+    _state.depth += 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Skip the reading of inputs: for callers that look at the result, as `Flow` does."""
+    with _inside():
+        yield
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Call `watcher(layer, output, logdet)` after every layer that runs, innermost first."""
+    _state.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _state.watchers.remove(watcher)
+
+
+@final
+class Chain(Transform):
+    """Layers one after the other, in the order of the list; log-determinants add up.
+
+    Example:
+        >>> chain = T.Chain([T.Flip(), T.ActNorm(3)])
+        >>> z, logdet = chain(torch.randn(4, 3))
+        >>> z.shape, logdet.shape
+        (torch.Size([4, 3]), torch.Size([4]))
+    """
+
+    def __init__(self, layers: Iterable[Transform]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        total = x.new_zeros(x.shape[0])
+        for layer in self.layers:
+            x, logdet = layer(x, context)
+            total = total + logdet
+        return x, total
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        total = z.new_zeros(z.shape[0])
+        for layer in reversed(self.layers):
+            z, logdet = layer.inverse(z, context)  # type: ignore[operator]
+            total = total + logdet
+        return z, total
+
+
+@final
+class Inverse(Transform):
+    """A layer run backwards."""
+
+    def __init__(self, transform: Transform) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        return self.transform.inverse(x, context)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        return self.transform(z, context)
+
+
+def expanded(logdet: Tensor, x: Tensor) -> Tensor:
+    """A log-determinant that is the same for all rows, as shape `(batch,)`."""
+    return logdet.expand(x.shape[0]) if logdet.ndim == 0 else logdet

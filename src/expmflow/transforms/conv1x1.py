@@ -1,0 +1,153 @@
+"""Linear maps over channels, the same at every point: 1×1 convolutions and products of reflections."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_count
+from expmflow.transforms.base import Output, Transform
+
+
+class ChannelMix(Transform):
+    """A matrix applied to the axis `dim` of `(batch, *event)`, the channels; 1 for images, −1 for graphs."""
+
+    def __init__(self, channels: int, dim: int) -> None:
+        super().__init__()
+        expect_count(channels, "channels")
+        expect(dim in (1, -1), "the channels on axis 1 or -1", dim)
+        self.channels = channels
+        self.dim = dim
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        found = event_shape[0 if self.dim == 1 else -1]
+        expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """W, `(channels, channels)`."""
+
+    @abstractmethod
+    def inverse_matrix(self) -> Tensor:
+        """W⁻¹."""
+
+    @abstractmethod
+    def log_abs_det(self) -> Tensor:
+        """log |det W|, a scalar."""
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        return mix(x, self.matrix(), self.dim), self._logdet(x)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        return mix(z, self.inverse_matrix(), self.dim), -self._logdet(z)
+
+    def _logdet(self, x: Tensor) -> Tensor:
+        points = x[0].numel() // self.channels if x.shape[0] else 0
+        return (points * self.log_abs_det()).expand(x.shape[0])
+
+
+def mix(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
+    """`matrix` applied to the axis `dim`."""
+    if dim == 1 and x.ndim == 4:
+        return F.conv2d(x, matrix[:, :, None, None])
+    return (x.movedim(dim, -1) @ matrix.T).movedim(-1, dim)
+
+
+@final
+class Conv1x1(ChannelMix):
+    """A 1×1 convolution with a learned matrix (Kingma and Dhariwal, 2018), started at a random rotation.
+
+    Args:
+        channels: C.
+        parametrization: `"lu"`, W = P L U with a fixed permutation P, costs nothing to invert; `"free"` is any matrix.
+        dim: the axis of the channels: 1 for images, −1 for graphs and vectors.
+
+    Example:
+        >>> z, logdet = T.Conv1x1(3)(torch.randn(2, 3, 8, 8))
+    """
+
+    permutation: Tensor
+    sign: Tensor
+
+    def __init__(self, channels: int, parametrization: Literal["lu", "free"] = "lu", *, dim: int = 1) -> None:
+        super().__init__(channels, dim)
+        expect(parametrization in ("lu", "free"), "parametrization to be 'lu' or 'free'", repr(parametrization))
+        self.parametrization = parametrization
+        rotation, _ = torch.linalg.qr(torch.randn(channels, channels))
+        if parametrization == "free":
+            self.weight = nn.Parameter(rotation)
+            return
+        permutation, lower, upper = torch.linalg.lu(rotation)
+        diagonal = upper.diagonal()
+        self.register_buffer("permutation", permutation)
+        self.register_buffer("sign", diagonal.sign())
+        self.lower = nn.Parameter(lower.tril(-1))
+        self.upper = nn.Parameter(upper.triu(1))
+        self.log_diagonal = nn.Parameter(diagonal.abs().log())
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        lower = self.lower.tril(-1) + torch.eye(self.channels, dtype=self.lower.dtype, device=self.lower.device)
+        return lower, self.upper.triu(1) + torch.diag(self.sign * self.log_diagonal.exp())
+
+    def matrix(self) -> Tensor:
+        if self.parametrization == "free":
+            return self.weight
+        lower, upper = self._factors()
+        return self.permutation @ lower @ upper
+
+    def inverse_matrix(self) -> Tensor:
+        if self.parametrization == "free":
+            return torch.linalg.inv(self.weight)
+        lower, upper = self._factors()
+        half = torch.linalg.solve_triangular(lower, self.permutation.T, upper=False, unitriangular=True)
+        return torch.linalg.solve_triangular(upper, half, upper=True)
+
+    def log_abs_det(self) -> Tensor:
+        return torch.linalg.slogdet(self.weight)[1] if self.parametrization == "free" else self.log_diagonal.sum()
+
+
+@final
+class Householder(ChannelMix):
+    """An orthogonal matrix, the product of reflections I − 2 v vᵀ / ‖v‖²; logdet 0.
+
+    The product is formed at once: for unit vectors in the columns of V it is I − V S⁻¹ Vᵀ with S the strictly upper
+    part of VᵀV plus ½ I.
+
+    Args:
+        channels: C.
+        reflections: how many; C if None, which reaches every orthogonal matrix of its determinant's sign.
+        dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
+
+    Example:
+        >>> q = T.Householder(3).matrix()
+        >>> torch.allclose(q @ q.T, torch.eye(3), atol=1e-6)
+        True
+    """
+
+    def __init__(self, channels: int, reflections: int | None = None, *, dim: int = 1) -> None:
+        super().__init__(channels, dim)
+        count = channels if reflections is None else reflections
+        expect_count(count, "reflections")
+        self.vectors = nn.Parameter(torch.randn(channels, count))
+
+    def matrix(self) -> Tensor:
+        return reflections_product(self.vectors)
+
+    def inverse_matrix(self) -> Tensor:
+        return self.matrix().T
+
+    def log_abs_det(self) -> Tensor:
+        return self.vectors.new_zeros(())
+
+
+def reflections_product(vectors: Tensor) -> Tensor:
+    """H₁ H₂ … H_k for reflections along the columns of `vectors`, `(..., d, k)`."""
+    unit = F.normalize(vectors, dim=-2)
+    count = unit.shape[-1]
+    half = torch.eye(count, dtype=unit.dtype, device=unit.device) / 2
+    core = torch.linalg.solve_triangular((unit.mT @ unit).triu(1) + half, unit.mT, upper=True)
+    return torch.eye(unit.shape[-2], dtype=unit.dtype, device=unit.device) - unit @ core

@@ -1,0 +1,295 @@
+"""Exponentials of linear maps as layers: z = exp(A) x, with logdet tr A and inverse exp(−A)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from expmflow._validation import expect, expect_count
+from expmflow.nn.constraints import (
+    PowerConstraint,
+    SkewKernel,
+    SkewMatrix,
+    SpectralConstraint,
+    constrain,
+    update_constraint,
+)
+from expmflow.numerics import SeriesPlan, expm_apply, plan_series
+from expmflow.numerics.plan import check_tol
+from expmflow.numerics.series import Gradient
+from expmflow.operators import ConvOperator, DenseOperator, GraphConvOperator, LinearOperator
+from expmflow.operators.adjacency import check_adjacency
+from expmflow.operators.padding import PADDINGS, Padding
+from expmflow.transforms.base import Output, Transform, expanded
+from expmflow.transforms.frozen import Frozen
+
+INITIAL_NORM = 1e-2  # near the identity, and far enough from it to learn at once
+MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
+
+
+class Exponential(Transform):
+    """What the exponential layers share: planning, freezing, and the two directions."""
+
+    def __init__(self, coeff: float | None, tol: float | None, terms: int | None, gradient: Gradient) -> None:
+        super().__init__()
+        expect(coeff is None or coeff > 0, "a positive coeff", coeff)
+        expect(tol is None or terms is None, "either tol or terms", "both")
+        check_tol(tol)
+        if terms is not None:
+            expect_count(terms, "terms")
+        self.coeff = coeff
+        self.tol = tol
+        self.terms = terms
+        self.gradient: Gradient = gradient
+        self._frozen = Frozen()
+
+    @abstractmethod
+    def operator(self, context: Any = None) -> LinearOperator:
+        """The operator A that the layer exponentiates, built from its parameters."""
+
+    def update(self, x: Tensor) -> None:
+        """Let the norm constraint follow the weights: once per training step, before the operator is built."""
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        if self.training:
+            self.update(x)
+        return self._exponential(x, 1.0, context)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        return self._exponential(z, -1.0, context)
+
+    def _exponential(self, x: Tensor, sign: float, context: Any) -> Output:
+        if not self.training and context is None and not torch.compiler.is_compiling():
+            return self._frozen(self, x, sign)
+        op = self.operator(context)
+        plan = self.plan(x)
+        z = expm_apply(op, x, sign, tol=None if plan else self.tol, terms=plan, gradient=self.gradient)
+        return z, expanded(sign * op.trace(x.shape[1:]), x)
+
+    def plan(self, x: Tensor) -> SeriesPlan | int | None:
+        """The number of terms, where it need not be read off the weights: given, or from `coeff` in training."""
+        if self.terms is not None:
+            return self.terms
+        if self.coeff is not None and (self.training or torch.compiler.is_compiling()):
+            return plan_series(self.coeff * MARGIN, self.tol, x.dtype)
+        return None
+
+
+@final
+class LinearExp(Exponential):
+    """z = exp(M) x for vectors `(batch, features)`.
+
+    Args:
+        features: d.
+        coeff: the norm that M may have.
+        skew: M = W − Wᵀ, so that exp(M) is a rotation and logdet 0.
+        tol: the truncation error (follows the dtype if None); or `terms`, a fixed number of terms.
+        gradient: `"autograd"` (faster) or `"recompute"` (memory does not grow with the terms).
+
+    Example:
+        >>> layer = T.LinearExp(4)
+        >>> z, logdet = layer(torch.randn(2, 4))
+        >>> x, _ = layer.inverse(z)
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        coeff: float = 0.9,
+        *,
+        skew: bool = False,
+        tol: float | None = None,
+        terms: int | None = None,
+        gradient: Gradient = "autograd",
+    ) -> None:
+        super().__init__(coeff, tol, terms, gradient)
+        expect_count(features, "features")
+        self.features = features
+        self.skew = skew
+        self.weight = nn.Parameter(torch.randn(features, features) * (INITIAL_NORM / (2 * features**0.5)))
+        if skew:
+            parametrize.register_parametrization(self, "weight", SkewMatrix())
+        constrain(self, "weight", SpectralConstraint(self.weight, coeff))
+
+    def operator(self, context: Any = None) -> DenseOperator:
+        return DenseOperator(self.weight, validate=False)
+
+    def update(self, x: Tensor) -> None:
+        update_constraint(self, "weight", tuple(x.shape[1:]))
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
+
+
+@final
+class ConvExp(Exponential):
+    """z = m ⋆ₑ x: the convolution exponential, for `(batch, channels, *n)` with 1, 2 or 3 spatial axes.
+
+    Args:
+        channels: C.
+        kernel_size: odd; one number for a square kernel in `dims` dimensions, or one per axis.
+        coeff: the norm that the convolution may have, at any image size.
+        padding: `"zeros"`, `"circular"` or `"reflect"`.
+        dilation, groups: as in the operator.
+        dims: the number of spatial axes, where `kernel_size` is one number.
+        skew: m = w − wᵀ, so that the exponential is an orthogonal convolution with logdet 0.
+        norm: `"spectral"` follows the norm over all frequencies, and does not depend on the image size; `"power"` is
+            the paper's power iteration on the operator at the size of the last training batch.
+        tol: the truncation error (follows the dtype if None); or `terms`, a fixed number of terms.
+        gradient: `"autograd"` (faster) or `"recompute"` (memory does not grow with the terms).
+
+    Example:
+        >>> layer = T.ConvExp(3)
+        >>> z, logdet = layer(torch.randn(2, 3, 8, 8))
+        >>> x, _ = layer.inverse(z)
+    """
+
+    kernel: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int | Sequence[int] = 3,
+        coeff: float = 0.9,
+        *,
+        padding: Padding = "zeros",
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        dims: int = 2,
+        skew: bool = False,
+        norm: Literal["spectral", "power"] = "spectral",
+        tol: float | None = None,
+        terms: int | None = None,
+        gradient: Gradient = "autograd",
+    ) -> None:
+        super().__init__(coeff, tol, terms, gradient)
+        expect_count(channels, "channels")
+        expect_count(groups, "groups")
+        expect(channels % groups == 0, f"groups that divide {channels} channels", groups)
+        expect(padding in PADDINGS, f"padding to be one of {', '.join(PADDINGS)}", repr(padding))
+        expect(not (skew and padding == "reflect"), "zeros or circular padding for a skew kernel", padding)
+        expect(norm in ("spectral", "power"), "norm to be 'spectral' or 'power'", repr(norm))
+        sizes = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.channels = channels
+        self.skew = skew
+        fan_in = channels // groups * torch.Size(sizes).numel()
+        weight = torch.randn(channels, channels // groups, *sizes) * (INITIAL_NORM / (2 * fan_in**0.5))
+        checked = ConvOperator(weight, padding, dilation=dilation, groups=groups)
+        self._template = checked.rebuild([weight.to("meta")])
+        self.kernel = nn.Parameter(weight)
+        if skew:
+            parametrize.register_parametrization(self, "kernel", SkewKernel(groups))
+        if norm == "power":
+            constrain(self, "kernel", PowerConstraint(self._template, coeff))
+        else:  # reflection adds up to √2 per axis
+            limit = coeff / 2 ** (sum(k > 1 for k in sizes) / 2) if padding == "reflect" else coeff
+            constrain(self, "kernel", SpectralConstraint(self.kernel, limit, groups=groups))
+
+    def operator(self, context: Any = None) -> ConvOperator:
+        return self._template.rebuild([self.kernel])
+
+    def update(self, x: Tensor) -> None:
+        update_constraint(self, "kernel", tuple(x.shape[1:]))
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        self._template.check_event_shape(event_shape)
+
+
+@final
+class GraphConvExp(Exponential):
+    """Z = exp(X ↦ X θ0 + Â X θ1): the graph convolution exponential, for node features `(batch, N, features)`.
+
+    The context is the adjacency: `(N, N)` or `(batch, N, N)`, or a pair `(adjacency, mask)` for graphs of different
+    sizes in one padded batch, with `mask` of shape `(batch, N)`.
+
+    The norm rule is the paper's: ‖θ0‖ at most one over the largest number of neighbours in the graph, ‖θ1‖ at most one.
+
+    Args:
+        features: F.
+        max_neighbours: the largest number of neighbours; counted per graph if None, never over the batch, so that a
+            graph's likelihood does not depend on its companions.
+        tol: the truncation error (follows the dtype if None); or `terms`, a fixed number of terms.
+        gradient: `"autograd"` (faster) or `"recompute"` (memory does not grow with the terms).
+
+    Example:
+        >>> layer = T.GraphConvExp(2)
+        >>> z, logdet = layer(torch.randn(8, 4, 2), context=torch.ones(4, 4) - torch.eye(4))
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        max_neighbours: int | None = None,
+        tol: float | None = None,
+        terms: int | None = None,
+        gradient: Gradient = "autograd",
+    ) -> None:
+        super().__init__(None, tol, terms, gradient)
+        expect_count(features, "features")
+        if max_neighbours is not None:
+            expect_count(max_neighbours, "max_neighbours")
+        self.features = features
+        self.max_neighbours = max_neighbours
+        scale = INITIAL_NORM / (2 * features**0.5)
+        self.theta0 = nn.Parameter(torch.randn(features, features) * scale)
+        self.theta1 = nn.Parameter(torch.randn(features, features) * scale)
+
+    def operator(self, context: Any = None) -> GraphConvOperator:
+        adjacency, mask = split_graph(context)
+        theta0, theta1 = _at_most_one(self.theta0), _at_most_one(self.theta1)
+        if self.max_neighbours is not None:
+            theta0 = theta0 / self.max_neighbours
+        else:
+            theta0 = theta0 / _largest_degree(adjacency, mask)
+        return GraphConvOperator(theta0, theta1, adjacency, mask=mask, validate=False)
+
+    def plan(self, x: Tensor) -> SeriesPlan | int | None:
+        """‖θ0‖ + ‖θ1‖ ≤ 2 for a symmetric graph; for any other the certified bound is read."""
+        return self.terms
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        fits = len(event_shape) == 2 and event_shape[1] == self.features
+        expect(fits, f"node features of shape (batch, N, {self.features})", f"events {event_shape}")
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        expect(context is not None, "an adjacency as the context", "none")
+        adjacency, mask = split_graph(context)
+        check_adjacency(adjacency, mask)
+        nodes = x.shape[1]
+        expect(adjacency.shape[-1] == nodes, f"an adjacency of {nodes} nodes", adjacency.shape[-1])
+        if adjacency.ndim == 3:
+            expect(adjacency.shape[0] == x.shape[0], f"an adjacency for each of {x.shape[0]} rows", adjacency.shape[0])
+        if mask is not None:
+            expect(mask.shape[0] == x.shape[0], f"a node mask for each of {x.shape[0]} rows", mask.shape[0])
+
+
+def split_graph(context: Any) -> tuple[Tensor, Tensor | None]:
+    """An adjacency with or without a node mask."""
+    if isinstance(context, tuple):
+        expect(len(context) == 2, "a pair (adjacency, mask)", f"{len(context)} things")
+        return context
+    return context, None
+
+
+def _at_most_one(theta: Tensor) -> Tensor:
+    return theta / torch.linalg.matrix_norm(theta, ord=2).clamp_min(1)
+
+
+def _largest_degree(adjacency: Tensor, mask: Tensor | None) -> Tensor:
+    """The largest number of neighbours: a scalar, or `(batch, 1, 1)`; at least one."""
+    if adjacency.layout != torch.strided:
+        rows = adjacency.to_sparse_coo().coalesce().indices()[0]
+        return torch.bincount(rows, minlength=1).amax().clamp_min(1)
+    linked = adjacency != 0
+    if mask is not None:
+        linked = linked & mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    largest = linked.sum(-1).amax(-1).clamp_min(1)
+    return largest[:, None, None] if largest.ndim else largest

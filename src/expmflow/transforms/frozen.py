@@ -1,0 +1,90 @@
+"""What an exponential layer keeps while its weights stand still."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from expmflow.numerics import SeriesPlan, expm_apply, plan_series
+from expmflow.operators import ConvOperator, DenseOperator, LinearOperator
+from expmflow.transforms.base import Output, expanded
+
+if TYPE_CHECKING:
+    from expmflow.transforms.exponential import Exponential
+
+LARGEST_DENSE = 2048  # entries of an event: 16 MiB in float32
+DENSE_ADVANTAGE = 1.3  # how much faster a multiplication runs inside one large product than inside many small ones
+
+
+class Frozen:
+    """The plans, and on small events the whole matrix exp(A), of a layer in evaluation mode.
+
+    Kept as long as every parameter and buffer of the layer is, entry for entry, what it was: loading a state, moving
+    the layer, or writing into a weight by any route drops it all. With gradients enabled only the plans are used.
+    """
+
+    def __init__(self) -> None:
+        self._snapshot: list[Tensor] = []
+        self._operator: LinearOperator | None = None
+        self._plans: dict[tuple[object, ...], SeriesPlan] = {}
+        self._matrices: dict[tuple[object, ...], Tensor] = {}
+
+    def __call__(self, layer: Exponential, x: Tensor, sign: float) -> Output:
+        """exp(±A) x and its logdet."""
+        op = self._current(layer)
+        event_shape = tuple(x.shape[1:])
+        plan = self._plan(layer, op, x)
+        if torch.is_grad_enabled():
+            op = layer.operator()
+        elif self._pays(op, event_shape, plan):
+            matrix = self._matrix(op, x, sign, plan)
+            z = (x.flatten(1) @ matrix).reshape(x.shape)
+            return z, expanded(sign * op.trace(event_shape), x)
+        z = expm_apply(op, x, sign, terms=plan, gradient=layer.gradient)
+        return z, expanded(sign * op.trace(event_shape), x)
+
+    def _current(self, layer: Exponential) -> LinearOperator:
+        state = [*layer.parameters(), *layer.buffers()]
+        unchanged = len(state) == len(self._snapshot) and all(
+            new.dtype == old.dtype and new.device == old.device and torch.equal(new, old)
+            for new, old in zip(state, self._snapshot, strict=True)
+        )
+        if not unchanged or self._operator is None:
+            self._snapshot = [tensor.detach().clone() for tensor in state]
+            with torch.no_grad():
+                self._operator = layer.operator()
+            self._plans, self._matrices = {}, {}
+        return self._operator
+
+    def _plan(self, layer: Exponential, op: LinearOperator, x: Tensor) -> SeriesPlan:
+        key = (tuple(x.shape[1:]), x.dtype)
+        if key not in self._plans:
+            if layer.terms is not None:
+                self._plans[key] = SeriesPlan(1, layer.terms, float("nan"))
+            else:
+                bounds = op.norm_bound(key[0]), op.log_norm_bound(key[0])
+                self._plans[key] = plan_series(bounds[0], layer.tol, x.dtype, log_norm=bounds[1])
+        return self._plans[key]
+
+    def _pays(self, op: LinearOperator, event_shape: tuple[int, ...], plan: SeriesPlan) -> bool:
+        """Whether one product with exp(A) costs less than the series of products with A."""
+        size = torch.Size(event_shape).numel()
+        if size > LARGEST_DENSE:
+            return False
+        if isinstance(op, DenseOperator):
+            return True
+        if isinstance(op, ConvOperator):
+            series = plan.products * op.kernel.numel() * (size // event_shape[0])
+            return size * size <= DENSE_ADVANTAGE * series
+        return False
+
+    def _matrix(self, op: LinearOperator, x: Tensor, sign: float, plan: SeriesPlan) -> Tensor:
+        """exp(±A)ᵀ, by the series on all unit vectors: about as much work as a batch of d events."""
+        key = (tuple(x.shape[1:]), sign)
+        if key not in self._matrices:
+            size = x[0].numel() if x.shape[0] else torch.Size(x.shape[1:]).numel()
+            units = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *x.shape[1:])
+            self._matrices[key] = expm_apply(op, units, sign, terms=plan).reshape(size, size)
+        return self._matrices[key]

@@ -1,0 +1,57 @@
+"""The multi-scale split: half of the channels leave early, as latents of their own."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect
+from expmflow.transforms.base import Output, Transform
+
+
+@final
+class Split(Transform):
+    """The first half of the channels goes on through `rest`; the second is explained by `prior` and leaves.
+
+    `prior` is a conditional density in the form of a layer, an `AffineCoupling` over all the channels: it turns the
+    leaving half into noise, given the half that goes on. Both halves stay in the output, in the shape of the input, so
+    nothing is lost, and a flow with splits is a layer like any other. `rest` keeps shapes: what it squeezes it has to
+    unsqueeze (`Inverse(Squeeze())`).
+
+    Args:
+        rest: the deeper levels, on C/2 channels.
+        prior: a coupling on C channels; None leaves the second half as it is.
+
+    Example:
+        >>> level = T.Chain([T.Squeeze(), T.Split(T.ActNorm(6), None), T.Inverse(T.Squeeze())])
+        >>> level(torch.randn(2, 3, 8, 8))[0].shape
+        torch.Size([2, 3, 8, 8])
+    """
+
+    def __init__(self, rest: Transform, prior: Transform | None) -> None:
+        super().__init__()
+        self.rest = rest
+        self.prior = prior
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        expect(event_shape[0] % 2 == 0, "an even number of channels", event_shape[0])
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        logdet = x.new_zeros(x.shape[0])
+        if self.prior is not None:
+            x, logdet = self.prior(x, context)
+        staying, leaving = x.chunk(2, dim=1)
+        z, more = self.rest(staying, context)
+        expect(z.shape == staying.shape, "Split: a rest that keeps the shape", tuple(z.shape[1:]))
+        return torch.cat([z, leaving], dim=1), logdet + more
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        staying, leaving = z.chunk(2, dim=1)
+        x, logdet = self.rest.inverse(staying, context)
+        x = torch.cat([x, leaving], dim=1)
+        if self.prior is None:
+            return x, logdet
+        x, more = self.prior.inverse(x, context)
+        return x, logdet + more

@@ -1,0 +1,109 @@
+"""Maps that only move entries; logdet 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect, expect_count
+from expmflow.transforms.base import Output, Transform
+
+
+def _still(x: Tensor) -> Tensor:
+    return x.new_zeros(x.shape[0])
+
+
+@final
+class Squeeze(Transform):
+    """Blocks of `factor` × `factor` points become channels: `(C, h, w)` to `(C·f², h/f, w/f)`.
+
+    Example:
+        >>> T.Squeeze()(torch.randn(1, 3, 8, 8))[0].shape
+        torch.Size([1, 12, 4, 4])
+    """
+
+    def __init__(self, factor: int = 2) -> None:
+        super().__init__()
+        expect_count(factor, "factor")
+        self.factor = factor
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        expect(len(event_shape) == 3, "an input of shape (batch, C, h, w)", f"events {event_shape}")
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        f = self.factor
+        fits = x.shape[2] % f == 0 and x.shape[3] % f == 0
+        expect(fits, f"{type(self).__name__}: a height and width that {f} divides", tuple(x.shape[2:]))
+        return torch.pixel_unshuffle(x, f), _still(x)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        blocks = self.factor**2
+        expect(z.shape[1] % blocks == 0, f"{type(self).__name__}: channels that {blocks} divides", z.shape[1])
+        return torch.pixel_shuffle(z, self.factor), _still(z)
+
+
+@final
+class Flip(Transform):
+    """Reverses axes of the event (all of them if None), so that an autoregressive order alternates.
+
+    Args:
+        dims: axes of the batched tensor, 1 and up.
+
+    Example:
+        >>> T.Flip()(torch.tensor([[1.0, 2.0]]))[0]
+        tensor([[2., 1.]])
+    """
+
+    def __init__(self, dims: Sequence[int] | None = None) -> None:
+        super().__init__()
+        if dims is not None:
+            expect(0 not in dims, "axes of the event (1 and up)", tuple(dims))
+        self.dims = None if dims is None else tuple(dims)
+
+    def _flip(self, x: Tensor) -> Tensor:
+        return x.flip(self.dims or tuple(range(1, x.ndim)))
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        return self._flip(x), _still(x)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        return self._flip(z), _still(z)
+
+
+@final
+class Permute(Transform):
+    """Reorders the channels.
+
+    Args:
+        permutation: channel k of the output is channel `permutation[k]` of the input; or a number of channels, for a
+            random order that is drawn once and kept in the state dict.
+        dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
+
+    Example:
+        >>> T.Permute([2, 0, 1])(torch.tensor([[1.0, 2.0, 3.0]]))[0]
+        tensor([[3., 1., 2.]])
+    """
+
+    permutation: Tensor
+
+    def __init__(self, permutation: int | Sequence[int], *, dim: int = 1) -> None:
+        super().__init__()
+        expect(dim in (1, -1), "the channels on axis 1 or -1", dim)
+        order = torch.randperm(permutation) if isinstance(permutation, int) else torch.tensor(permutation)
+        complete = torch.equal(order.sort().values, torch.arange(len(order)))
+        expect(complete, "a permutation of 0, 1, …", permutation)
+        self.dim = dim
+        self.register_buffer("permutation", order)
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        found = event_shape[0 if self.dim == 1 else -1]
+        expect(found == len(self.permutation), f"{len(self.permutation)} channels on axis {self.dim}", found)
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        return x.index_select(self.dim, self.permutation), _still(x)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        return z.index_select(self.dim, self.permutation.argsort()), _still(z)

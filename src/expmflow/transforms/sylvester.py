@@ -1,0 +1,218 @@
+"""Generalized Sylvester flows: z = x + W⁻¹ f(W x), with W an invertible linear map and f autoregressive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_count
+from expmflow.nn.autoregressive import ConvInner, DenseInner
+from expmflow.nn.constraints import constant_constraints
+from expmflow.numerics import ConvergenceError
+from expmflow.numerics.solve import triangular_fixed_point, with_implicit_gradient
+from expmflow.transforms.base import Chain, Output, Transform
+from expmflow.transforms.conv1x1 import Householder
+from expmflow.transforms.exponential import ConvExp
+
+
+class GeneralizedSylvester(Transform):
+    """z = x + W⁻¹ f(W x), logdet = Σ log(1 + diag), diag the diagonal of f's Jacobian at W x.
+
+    The inverse solves u + f(u) = W z by a fixed point iteration, then x = z − W⁻¹ f(u); its residual is verified, and
+    its gradient is exact, by the implicit function theorem.
+
+    Args:
+        basis: any invertible linear layer, W.
+        inner: a module whose `forward(u, context)` returns `(f(u), diagonal)`, with a Jacobian that is triangular in
+            some order of the variables and a diagonal greater than −1 (Theorem 2); `check_inner` tests both.
+        tol: the largest entry of the residual of the inverse, relative to max(1, max |W z|); follows the dtype.
+        max_iterations: before the inverse gives up with `ConvergenceError`.
+
+    Example:
+        >>> layer = T.GeneralizedSylvester(T.Householder(4), expmflow.nn.DenseInner(4, hidden=16))
+        >>> z, logdet = layer(torch.randn(2, 4))
+    """
+
+    closed_form: ClassVar[tuple[str, ...]] = ("forward",)
+
+    def __init__(
+        self, basis: Transform, inner: nn.Module, *, tol: float | None = None, max_iterations: int = 200
+    ) -> None:
+        super().__init__()
+        expect_count(max_iterations, "max_iterations")
+        self.basis = basis
+        self.inner = inner
+        self.tol = tol
+        self.max_iterations = max_iterations
+        self.last_iterations = 0
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        self.basis.check_event_shape(event_shape)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        check = getattr(self.inner, "check_context", None)
+        if check is not None:
+            check(context, x)
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        u, _ = self.basis(x)
+        value, diagonal = self.inner(u, context)
+        residual, _ = self.basis.inverse(value)
+        return x + residual, torch.log1p(diagonal).flatten(1).sum(1)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        with constant_constraints():  # they follow the weights in the forward direction only
+            v, _ = self.basis(z)
+            u = self._solve(v, context)
+            value, diagonal = self.inner(u, context)
+            residual, _ = self.basis.inverse(value)
+        return z - residual, -torch.log1p(diagonal).flatten(1).sum(1)
+
+    def _solve(self, v: Tensor, context: Any) -> Tensor:
+        """u with u + f(u) = v; the gradient, where one is wanted, does not pass through the iterations."""
+
+        def rows_of(rows: Tensor) -> Any:
+            per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == v.shape[0]
+            return context[rows] if per_row else context
+
+        try:
+            with torch.no_grad():
+                solution = triangular_fixed_point(
+                    lambda u, rows: self.inner(u, rows_of(rows)),
+                    v.detach(),
+                    tol=self.tol,
+                    max_iterations=self.max_iterations,
+                )
+        except ConvergenceError as error:
+            raise ConvergenceError(f"{type(self).__name__}: {error}", error.solution) from None
+        self.last_iterations = solution.iterations
+        wanted = torch.is_grad_enabled() and (v.requires_grad or any(p.requires_grad for p in self.inner.parameters()))
+        if not wanted:
+            return solution.value
+        return with_implicit_gradient(lambda u: self.inner(u, context), solution.value, v)
+
+    def check_inner(self, u: Tensor, context: Any = None) -> None:
+        """Raise `ValueError` unless, at each row of `u`, the inner function is one that Theorem 2 allows.
+
+        Its Jacobian must be triangular in some order of the variables, with the diagonal that it declares, greater than
+        −1. Costs one dense Jacobian per row: for tests and small events.
+        """
+        with constant_constraints():
+            check_inner(self.inner, u, context)
+
+
+def check_inner(inner: nn.Module, u: Tensor, context: Any = None) -> None:
+    """As `GeneralizedSylvester.check_inner`."""
+    _, declared = inner(u, context)
+    for row in range(u.shape[0]):
+        own = context[row : row + 1] if isinstance(context, Tensor) else context
+        size = u[row].numel()
+        jacobian = torch.autograd.functional.jacobian(
+            lambda point, own=own: inner(point.reshape(1, *u.shape[1:]), own)[0].flatten(),
+            u[row].flatten(),
+        ).reshape(size, size)
+        diagonal = jacobian.diagonal()
+        expect(bool((diagonal > -1).all()), "a diagonal greater than -1", f"{float(diagonal.min()):g}")
+        expect(
+            _has_order(jacobian - torch.diag(diagonal)), "a Jacobian that is triangular in some order", "a cycle in it"
+        )
+        agree = torch.allclose(declared[row].flatten(), diagonal, atol=1e-4 if u.dtype == torch.float32 else 1e-8)
+        expect(agree, "the declared diagonal to be the Jacobian's", "another")
+
+
+def _has_order(off_diagonal: Tensor) -> bool:
+    """Whether some order of the variables makes the matrix triangular: no variable depends on itself through others."""
+    depends = off_diagonal != 0
+    left = torch.ones(len(depends), dtype=torch.bool)
+    while bool(left.any()):
+        free = left & ~(depends & left).any(1)
+        if not bool(free.any()):
+            return False
+        left &= ~free
+    return True
+
+
+@final
+class ConvSylvester(GeneralizedSylvester):
+    """The convolutional Sylvester flow: W = exp(M) Q with a convolution M and an orthogonal 1×1 convolution Q.
+
+    Args:
+        channels: C of the input `(batch, C, h, w)`.
+        hidden: channels inside the autoregressive function.
+        kernel_size, coeff, padding: of the convolution exponential.
+        reflections: Householder reflections of Q; one per channel if None.
+        gamma: the bound of the diagonal; the inverse is proven to converge for γ ≤ ½ and found to beyond.
+        lipschitz: the largest norm of the inner convolutions.
+        context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
+        use_basis: False leaves the basis change out, as in the paper's ablation.
+        tol, max_iterations: of the inverse.
+
+    Example:
+        >>> layer = T.ConvSylvester(4, hidden=32)
+        >>> z, logdet = layer(torch.randn(2, 4, 8, 8))
+        >>> x, _ = layer.inverse(z)
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        *,
+        kernel_size: int = 3,
+        coeff: float = 0.9,
+        reflections: int | None = None,
+        gamma: float = 0.5,
+        lipschitz: float | None = 1.5,
+        context_channels: int = 0,
+        use_basis: bool = True,
+        tol: float | None = None,
+        max_iterations: int = 200,
+    ) -> None:
+        q = Householder(channels, reflections)
+        basis = Chain([q, ConvExp(channels, kernel_size, coeff)] if use_basis else [])
+        inner = ConvInner(channels, hidden, gamma=gamma, lipschitz=lipschitz, context_channels=context_channels)
+        super().__init__(basis, inner, tol=tol, max_iterations=max_iterations)
+        self.channels = channels
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        fits = len(event_shape) == 3 and event_shape[0] == self.channels
+        expect(fits, f"an input of shape (batch, {self.channels}, h, w)", f"events {event_shape}")
+
+
+@final
+class DenseSylvester(GeneralizedSylvester):
+    """The Sylvester flow on vectors: an orthogonal basis, and a MADE as the autoregressive function.
+
+    Args:
+        features: d of the input `(batch, d)`.
+        hidden: the width of two hidden layers, or the widths of all.
+        reflections: Householder reflections of the basis; one per feature if None.
+        gamma: the bound of the diagonal.
+        context_features: features of a context `(batch, features)`; 0 for none.
+        tol, max_iterations: of the inverse.
+
+    Example:
+        >>> layer = T.DenseSylvester(2, hidden=16)
+        >>> z, logdet = layer(torch.randn(5, 2))
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int | Sequence[int],
+        *,
+        reflections: int | None = None,
+        gamma: float = 0.5,
+        context_features: int = 0,
+        tol: float | None = None,
+        max_iterations: int = 200,
+    ) -> None:
+        inner = DenseInner(features, hidden, gamma=gamma, context_features=context_features)
+        super().__init__(Householder(features, reflections), inner, tol=tol, max_iterations=max_iterations)
+        self.features = features
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
