@@ -51,9 +51,10 @@ def expm_apply(
         tensor([[0., 1.]])
     """
     _check_arguments(op, tol, terms, gradient)
-    if torch.is_autocast_enabled(_device_type(x)) and op.parameters:  # networks may be coarse, the series is not
-        x = x.to(op.parameters[0].dtype)
-    with torch.autocast(device_type=_device_type(x), enabled=False):
+    device_type = _device_type(op, x)
+    if op.parameters and isinstance(x, Tensor) and torch.is_autocast_enabled(device_type):
+        x = x.to(op.parameters[0].dtype)  # networks may be coarse, the series is not
+    with torch.autocast(device_type=device_type, enabled=False):
         op.check_input(x)
         times = _as_times(t, x)
         if isinstance(times, list):
@@ -125,8 +126,9 @@ def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor 
     return several if several.ndim == 0 else list(several.unbind())
 
 
-def _device_type(x: object) -> str:
-    return x.device.type if isinstance(x, Tensor) else "cpu"
+def _device_type(op: LinearOperator, x: object) -> str:
+    tensors = [t for t in (*op.parameters, x) if isinstance(t, Tensor)]
+    return tensors[0].device.type if tensors else "cpu"
 
 
 def _check_arguments(op: object, tol: float | None, terms: int | SeriesPlan | None, gradient: str) -> None:

@@ -48,9 +48,10 @@ class GraphConvOperator(LinearOperator):
         super().__init__()
         if validate:
             _check_weights(theta0, theta1)
+            entries = adjacency.values if isinstance(adjacency, Adjacency) else adjacency
+            expect_tensor(entries, "the adjacency")
+            expect_alike([("theta0", theta0), ("the adjacency", entries)])
         graph = adjacency if isinstance(adjacency, Adjacency) else normalised(adjacency, mask, validate=validate)
-        if validate:
-            expect_alike([("theta0", theta0), ("the adjacency", graph.values)])
         self.theta0 = theta0
         self.theta1 = theta1
         self.graph = graph
