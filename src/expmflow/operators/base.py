@@ -204,6 +204,9 @@ class Adjoint(LinearOperator):
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         self.inner.check_event_shape(event_shape)
 
+    def check_input(self, x: Tensor) -> None:
+        self.inner.check_input(x)
+
     def scale(self, factor: Scalar) -> LinearOperator:
         return Adjoint(self.inner.scale(factor))
 
@@ -261,6 +264,9 @@ class Scaled(LinearOperator):
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         self.inner.check_event_shape(event_shape)
+
+    def check_input(self, x: Tensor) -> None:
+        self.inner.check_input(x)
 
     def scale(self, factor: Scalar) -> LinearOperator:
         return Scaled(self.inner, self.factor * factor)
@@ -324,6 +330,10 @@ class Sum(LinearOperator):
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         self.first.check_event_shape(event_shape)
         self.second.check_event_shape(event_shape)
+
+    def check_input(self, x: Tensor) -> None:
+        self.first.check_input(x)
+        self.second.check_input(x)
 
     def scale(self, factor: Scalar) -> LinearOperator:
         return Sum(self.first.scale(factor), self.second.scale(factor))
