@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -56,6 +56,9 @@ class GraphConvOperator(LinearOperator):
         self.theta1 = theta1
         self.graph = graph
         self.mask = mask
+        if validate:
+            sizes = sorted(set(self._batch_sizes()))
+            expect(len(sizes) <= 1, "one batch size of theta0, theta1, adjacency and mask", f"{sizes}")
 
     @classmethod
     def from_edge_index(
@@ -84,9 +87,15 @@ class GraphConvOperator(LinearOperator):
 
     @property
     def batch_size(self) -> int | None:
-        sizes = [theta.shape[0] for theta in (self.theta0, self.theta1) if theta.ndim == 3]
-        sizes += [] if self.mask is None else [self.mask.shape[0]]
-        return sizes[0] if sizes else self.graph.batch_size
+        return next(self._batch_sizes(), None)
+
+    def _batch_sizes(self) -> Iterator[int]:
+        """The batch size of each part that differs within the batch."""
+        yield from (theta.shape[0] for theta in (self.theta0, self.theta1) if theta.ndim == 3)
+        if self.mask is not None:
+            yield self.mask.shape[0]
+        if self.graph.batch_size is not None:
+            yield self.graph.batch_size
 
     def rebuild(self, parameters: Sequence[Tensor]) -> GraphConvOperator:
         theta0, theta1, values = parameters
@@ -160,11 +169,11 @@ def _trace(matrix: Tensor) -> Tensor:
 
 
 def _norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrix, ord=2).amax()
+    return torch.linalg.matrix_norm(matrix, ord=2).amax() if matrix.numel() else matrix.new_zeros(())
 
 
 def _log_norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).amax()
+    return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).amax() if matrix.numel() else matrix.new_zeros(())
 
 
 def _check_weights(theta0: Tensor, theta1: Tensor) -> None:
