@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25, database=None)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50, database=None)
 hypothesis.settings.load_profile("repeatable")
 
 

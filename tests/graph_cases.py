@@ -132,6 +132,29 @@ def _(dtype: torch.dtype):
     return ef.GraphConvOperator(theta0, theta1, torch.ones(3, 3, dtype=dtype), mask=mask), (3, 2)
 
 
+@CASES.add("graph-theta-per-row")
+def _(dtype: torch.dtype):
+    theta0 = parameter("graph-theta-per-row0", 3, 2, 2, dtype=dtype, size=0.4)
+    theta1 = parameter("graph-theta-per-row1", 3, 2, 2, dtype=dtype, size=0.4)
+    return ef.GraphConvOperator(theta0, theta1, weights("graph-theta-per-row", 4, 4, dtype=dtype)), (4, 2)
+
+
+@CASES.add("graph-theta-per-row-mixed")
+def _(dtype: torch.dtype):
+    theta0 = parameter("graph-theta-per-row-mixed0", 2, 2, dtype=dtype, size=0.4)
+    theta1 = parameter("graph-theta-per-row-mixed1", 2, 2, 2, dtype=dtype, size=0.4)
+    graph = weights("graph-theta-per-row-mixed", 2, 3, 3, dtype=dtype, symmetric=False)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    return ef.GraphConvOperator(theta0, theta1, graph, mask=mask), (3, 2)
+
+
+@CASES.add("graph-theta-per-row-sparse")
+def _(dtype: torch.dtype):
+    theta0 = parameter("graph-theta-per-row-sparse0", 2, 2, 2, dtype=dtype, size=0.4)
+    theta1 = parameter("graph-theta-per-row-sparse1", 2, 2, dtype=dtype, size=0.4)
+    return ef.GraphConvOperator.from_edge_index(theta0, theta1, _RING, 4), (4, 2)
+
+
 @CASES.add("graph-edges")
 def _(dtype: torch.dtype):
     return ef.GraphConvOperator.from_edge_index(*thetas("graph-edges", 3, dtype), _RING, 4), (4, 3)
