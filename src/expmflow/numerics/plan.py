@@ -97,14 +97,16 @@ def remainder(size: float, terms: int) -> float:
 
 def series_error(norm: float, steps: int, terms: int, unit: float, log_norm: float = 0.0) -> float:
     """The error bound of a given plan, as the module's docstring derives it; `unit` is the unit roundoff."""
-    size = norm / steps
-    left_out = remainder(size, terms)
+    left_out = remainder(norm / steps, terms)
     if left_out >= 1:
         return math.inf
     truncation = steps * left_out * math.exp((steps - 1) * math.log1p(left_out) - log_norm / steps)
-    # a rounding of the terms is at most e^{ρ/s}, one of the result at most e^{μ}; the latter grows with the result
-    rounding = _ROUNDINGS_PER_PRODUCT * unit * math.sqrt(steps * terms) * math.exp(size - log_norm / steps)
-    return truncation + rounding
+    return truncation + _rounding(norm, steps, terms, unit, log_norm)
+
+
+def _rounding(norm: float, steps: int, terms: int, unit: float, log_norm: float) -> float:
+    """A rounding of the terms is at most e^{ρ/s}, one of the result at most e^μ; the latter grows with the result."""
+    return _ROUNDINGS_PER_PRODUCT * unit * math.sqrt(steps * terms) * math.exp((norm - log_norm) / steps)
 
 
 @lru_cache(maxsize=4096)
@@ -118,6 +120,8 @@ def _plan(norm: float, tol: float, unit: float, log_norm: float) -> SeriesPlan:
                 break
             most = _MAX_TERMS if best is None else (best.products - 1) // steps
             for terms in range(1, most + 1):
+                if _rounding(norm, steps, terms, unit, log_norm) > tol:
+                    break  # and more terms round more
                 error = series_error(norm, steps, terms, unit, log_norm)
                 if error <= tol:
                     best = SeriesPlan(steps, terms, error)
