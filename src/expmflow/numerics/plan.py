@@ -100,13 +100,17 @@ def series_error(norm: float, steps: int, terms: int, unit: float, log_norm: flo
     left_out = remainder(norm / steps, terms)
     if left_out >= 1:
         return math.inf
-    truncation = steps * left_out * math.exp((steps - 1) * math.log1p(left_out) - log_norm / steps)
+    truncation = steps * left_out * _exp((steps - 1) * math.log1p(left_out) - log_norm / steps)
     return truncation + _rounding(norm, steps, terms, unit, log_norm)
 
 
 def _rounding(norm: float, steps: int, terms: int, unit: float, log_norm: float) -> float:
     """A rounding of the terms is at most e^{ρ/s}, one of the result at most e^μ; the latter grows with the result."""
-    return _ROUNDINGS_PER_PRODUCT * unit * math.sqrt(steps * terms) * math.exp((norm - log_norm) / steps)
+    return _ROUNDINGS_PER_PRODUCT * unit * math.sqrt(steps * terms) * _exp((norm - log_norm) / steps)
+
+
+def _exp(x: float) -> float:
+    return math.exp(min(x, 700.0))  # still a float, and beyond any tolerance
 
 
 @lru_cache(maxsize=4096)
