@@ -80,7 +80,8 @@ def _series_vjp(
     starts = [x]
     for _ in range(plan.steps - 1):
         starts.append(_step(factors, starts[-1]))
-    grad = op.layout(grad)
+    if grad.stride() != x.stride():
+        grad = torch.empty_like(x).copy_(grad)  # one layout for all that follows
     while starts:
         terms = [starts.pop()]
         if with_parameters:

@@ -9,7 +9,6 @@ from typing import Any, final
 
 import torch
 import torch.nn.functional as F
-import torch.nn.grad
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
@@ -17,7 +16,7 @@ from expmflow.operators import spectrum
 from expmflow.operators.base import LinearOperator, Scalar
 from expmflow.operators.padding import PADDINGS, Padding, check_size, fixed_points, pad, pad_reflect_adjoint
 
-CHANNELS_LAST_FROM = 12  # measured: with fewer channels the contiguous kernels are faster
+CHANNELS_LAST_FROM = 12  # measured: with fewer channels, and no gradient to follow, contiguous kernels are faster
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
@@ -25,11 +24,7 @@ _CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
     2: F.conv_transpose2d,
     3: F.conv_transpose3d,
 }
-_CONV_WEIGHT: dict[int, Callable[..., Tensor]] = {
-    1: torch.nn.grad.conv1d_weight,
-    2: torch.nn.grad.conv2d_weight,
-    3: torch.nn.grad.conv3d_weight,
-}
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 @final
@@ -87,7 +82,7 @@ class ConvOperator(LinearOperator):
         return self._around(*parameters)
 
     def scale(self, factor: Scalar) -> ConvOperator:
-        return self._around(self.kernel * factor)
+        return self._around(_channels_last(self.kernel * factor))
 
     def _options(self) -> dict[str, Any]:
         return {"padding": self._inner_padding, "dilation": self.dilation, "groups": self.groups}
@@ -97,24 +92,26 @@ class ConvOperator(LinearOperator):
 
     def apply_adjoint(self, y: Tensor) -> Tensor:
         if self.padding != "reflect":  # the transpose is a convolution again, and faster as one
-            return self._around(self.adjoint_kernel()).apply(y)
+            return self._around(_channels_last(self.adjoint_kernel())).apply(y)
         spread = _CONV_TRANSPOSE[self._dims](y, self.kernel, **self._options())
         return pad_reflect_adjoint(spread, self._outer_padding)
 
     def adjoint_kernel(self) -> Tensor:
         """The kernel of the transpose, which is a convolution too unless the padding is reflect."""
-        inputs = self.kernel.shape[1]
-        blocks = self.kernel.unflatten(0, (self.groups, inputs)).transpose(1, 2)
-        return blocks.flatten(0, 1).flip(*range(2, self.kernel.ndim))
+        shape = self.kernel.shape
+        blocks = self.kernel.reshape(self.groups, shape[1], *shape[1:]).transpose(1, 2)
+        return blocks.reshape(shape).flip([axis + 2 for axis in range(self._dims)])
 
     def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
         padded = pad(x, self._outer_padding, self.padding)
-        return (_CONV_WEIGHT[self._dims](padded, self.kernel.shape, y, **self._options()),)
+        ones, zeros = (1,) * self._dims, (0,) * self._dims
+        geometry = (ones, self._inner_padding, self.dilation, False, zeros, self.groups)
+        # the kernel's gradient alone, without the input's
+        return (torch.ops.aten.convolution_backward(y, padded, self.kernel, None, *geometry, (False, True, False))[1],)
 
     def layout(self, x: Tensor) -> Tensor:
-        if self._dims == 1 or self.kernel.shape[0] < CHANNELS_LAST_FROM or x.device.type != "cpu":
-            return x
-        return x.contiguous(memory_format=torch.channels_last if self._dims == 2 else torch.channels_last_3d)
+        few = self.kernel.shape[0] < CHANNELS_LAST_FROM and not torch.is_grad_enabled()
+        return x if few or x.device.type != "cpu" else _channels_last(x)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         channels = self.kernel.shape[0]
@@ -156,6 +153,12 @@ class ConvOperator(LinearOperator):
         # between the samples λ + S, S ≥ |λ| everywhere, exceeds its largest sample by no more than the factor `slack`
         everywhere = slack * torch.maximum(largest, -least)
         return slack * largest + (slack - 1) * everywhere
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """`x` with its channels next to each other in memory, which the convolution kernels like best."""
+    dims = x.ndim - 2
+    return x.contiguous(memory_format=_CHANNELS_LAST[dims]) if dims in _CHANNELS_LAST else x
 
 
 def _check_arguments(kernel: Tensor, padding: str, dilation: int | Sequence[int], groups: int) -> None:
