@@ -17,6 +17,7 @@ from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 
 WARM_UP = 15
+Version = tuple[int, int] | None  # of the weight that a constraint has last seen
 
 
 class SpectralConstraint(nn.Module):
@@ -47,34 +48,34 @@ class SpectralConstraint(nn.Module):
         expect(coeff > 0 and math.isfinite(coeff), "a positive coeff", coeff)
         self.coeff = coeff
         self.groups = groups
+        self.version: Version = None
         waves, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
-        vectors = torch.randn(waves.shape[-1], groups, 2 * weight.shape[1], generator=torch.Generator().manual_seed(0))
+        vectors = torch.randn(waves.shape[1], groups, weight.shape[1], 2, generator=torch.Generator().manual_seed(0))
         self.register_buffer("waves", waves.to(weight), persistent=False)
-        self.register_buffer("right", nn.functional.normalize(vectors, dim=-1).to(weight))
+        self.register_buffer("right", (vectors / _length(vectors)).to(weight))
         self.register_buffer("peak", torch.zeros((), dtype=torch.int64, device=weight.device))
         self.update(weight.detach(), rounds=WARM_UP)
 
     @torch.no_grad()
     def update(self, weight: Tensor, rounds: int = 1) -> None:
-        """Rounds of v ← K̂ᵀ K̂ v at every frequency; the frequency with the largest ‖K̂ v‖ is the peak."""
-        symbol = _symbol(weight.unflatten(0, (self.groups, -1)), self.waves)
-        v = self.right.unsqueeze(-1)
-        image = symbol @ v
+        """Rounds of v ← K̂ᴴ K̂ v at every frequency; the one with the largest ‖K̂ᴴ K̂ v‖ / ‖v‖ is the peak."""
+        real, imaginary = _symbol(weight.unflatten(0, (self.groups, -1)), self.waves)
+        v = self.right
         for _ in range(rounds):
-            back = symbol.mT @ image
-            length = torch.linalg.vector_norm(back, dim=(-2, -1), keepdim=True)
+            back = _product(real.mT, -imaginary.mT, _product(real, imaginary, v))
+            length = _length(back)
             v = torch.where(length > 0, back / length, v)  # a weight that is zero teaches nothing
-            image = symbol @ v
-        self.right.copy_(v.squeeze(-1))
-        self.peak.copy_(torch.linalg.vector_norm(image, dim=(-2, -1)).argmax())
+            self.peak.copy_(length.argmax())
+        self.right.copy_(v)
 
     def norm(self, weight: Tensor) -> Tensor:
         """The estimate of σ, with a gradient in the weight."""
         frequency, group = self.peak // self.groups, self.peak % self.groups
         block = weight.unflatten(0, (self.groups, -1)).index_select(0, group.reshape(1))
-        wave = self.waves.index_select(2, frequency.reshape(1))
-        v = self.right.flatten(0, 1).index_select(0, self.peak.reshape(1))
-        return torch.linalg.vector_norm(_symbol(block, wave)[0, 0] @ v[0]) * self.slack
+        wave = self.waves.index_select(1, frequency.reshape(1))
+        v = self.right.flatten(0, 1).index_select(0, self.peak.reshape(1)).unsqueeze(0)
+        real, imaginary = _symbol(block, wave)
+        return torch.linalg.vector_norm(_product(real, imaginary, v)) * self.slack
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * (self.coeff / self.norm(weight).clamp_min(self.coeff))
@@ -93,6 +94,7 @@ class PowerConstraint(nn.Module):
     def __init__(self, template: LinearOperator, coeff: float) -> None:
         super().__init__()
         self.coeff = coeff
+        self.version: Version = None
         self._template = template
         self.register_buffer("vector", torch.empty(0))
 
@@ -150,7 +152,7 @@ _tracking = _Tracking()
 
 @contextmanager
 def constant_constraints() -> Iterator[None]:
-    """Within, constraints do not follow the weights, so that repeated evaluations see one and the same function."""
+    """Within, constraints stand still unless the weights have moved, so that repeated evaluations see one function."""
     before, _tracking.suspended = _tracking.suspended, True
     try:
         yield
@@ -159,12 +161,17 @@ def constant_constraints() -> Iterator[None]:
 
 
 def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...]) -> None:
-    """Let the constraint of `layer.name` see the weight as it is now; called once per training step."""
-    if _tracking.suspended:
-        return
+    """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training."""
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
+    weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
+    if torch.compiler.is_compiling():  # a graph that knew of versions would be compiled again for each
+        moved = False
+    else:
+        version = None if weight.is_inference() else (id(weight), weight._version)
+        moved, constraint.version = constraint.version != version, version
+    if _tracking.suspended and not moved:
+        return
     with torch.no_grad():
-        weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
         for step in before:
             weight = step(weight)
         if isinstance(constraint, PowerConstraint):
@@ -174,30 +181,38 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
 
 
 def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[Tensor, float]:
-    """Cosines and sines `(taps, 2, frequencies)` on the grid, and the factor that makes its maximum a bound."""
+    """Cosines and sines `(2, frequencies, taps)` on the grid, and the factor that makes its maximum a bound."""
     taps, frequencies, slack = torch.zeros(1, 0, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64), 1.0
     for axis, k in enumerate(kernel_sizes):
         degree = k // 2
         size = max(1, samples_per_degree * degree)
         kept = size // 2 + 1 if axis == 0 else size  # a real weight: conjugate pairs along one axis
-        taps = _product(taps, torch.arange(k, dtype=torch.float64) - degree)
-        frequencies = _product(frequencies, 2 * math.pi / size * torch.arange(kept, dtype=torch.float64))
+        taps = _pairs(taps, torch.arange(k, dtype=torch.float64) - degree)
+        frequencies = _pairs(frequencies, 2 * math.pi / size * torch.arange(kept, dtype=torch.float64))
         slack /= math.cos(math.pi * degree / size)
-    angles = taps @ frequencies.T
-    return torch.stack([angles.cos(), angles.sin()], dim=1), slack
+    angles = frequencies @ taps.T
+    return torch.stack([angles.cos(), angles.sin()]), slack
 
 
-def _product(rows: Tensor, column: Tensor) -> Tensor:
+def _pairs(rows: Tensor, column: Tensor) -> Tensor:
     """Every row with every entry of the column behind it, the last varying fastest."""
     return torch.cat([rows.repeat_interleave(len(column), 0), column.repeat(len(rows)).unsqueeze(1)], dim=1)
 
 
 def _symbol(blocks: Tensor, waves: Tensor) -> Tensor:
-    """The matrices of weight blocks `(groups, out, in, *k)` at each frequency: `(frequencies, groups, 2·out, 2·in)`.
+    """The matrices of weight blocks `(groups, out, in, *k)` at each frequency: `(2, frequencies, groups, out, in)`.
 
-    A complex matrix R + iS is written as the real matrix [[R, −S], [S, R]], which has the same singular values.
+    Real and imaginary parts stand apart, so that all state and arithmetic is real.
     """
     shape = blocks.shape[:3]
-    parts = blocks.reshape(shape.numel(), -1) @ waves.flatten(1)
-    real, imaginary = parts.reshape(*shape, 2, -1).movedim(-1, 0).unbind(-1)
-    return torch.cat([torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)], -2)
+    return (waves @ blocks.reshape(shape.numel(), -1).T).reshape(*waves.shape[:2], *shape)
+
+
+def _product(real: Tensor, imaginary: Tensor, v: Tensor) -> Tensor:
+    """(R + iS) v for complex vectors `(..., in, 2)`."""
+    r, s = real @ v, imaginary @ v
+    return torch.stack([r[..., 0] - s[..., 1], r[..., 1] + s[..., 0]], dim=-1)
+
+
+def _length(v: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=(-2, -1), keepdim=True)

@@ -23,6 +23,9 @@ from expmflow.operators import LinearOperator
 
 def apply_series(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
     """`plan.steps` times the series of A / steps; every term stays alive if autograd records it."""
+    whole = None if torch.is_grad_enabled() else op.collapsed(plan.steps, plan.terms, x.shape[0])
+    if whole is not None:
+        return whole.apply(x)
     factors = _factors(op, plan)
     for _ in range(plan.steps):
         x = _step(factors, x)

@@ -82,7 +82,11 @@ def _plan_for(op: LinearOperator, x: Tensor, tol: float | None, terms: int | Ser
     if terms is not None:
         return SeriesPlan(1, terms, math.nan)
     event_shape = x.shape[1:]
-    return plan_series(op.norm_bound(event_shape), tol, x.dtype, log_norm=op.log_norm_bound(event_shape))
+    norm = op.norm_bound(event_shape)
+    plan = plan_series(norm, tol, x.dtype)
+    if plan.steps == 1:  # knowing the growth would save a term at most, and costs as much as the norm
+        return plan
+    return plan_series(norm, tol, x.dtype, log_norm=op.log_norm_bound(event_shape))
 
 
 def _at_times(

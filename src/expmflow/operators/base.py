@@ -72,6 +72,10 @@ class LinearOperator(ABC):
         """`factor`·A; an operator that can fold the factor into its parameters overrides this."""
         return Scaled(self, factor)
 
+    def collapsed(self, steps: int, terms: int, batch: int) -> LinearOperator | None:
+        """The whole series as one operator, where forming it costs less than applying it to `batch` rows; else None."""
+        return None
+
     def layout(self, x: Tensor) -> Tensor:
         """`x` in the memory layout in which repeated products are fastest; the values do not change."""
         return x

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from expmflow.transforms.exponential import Exponential
 
 LARGEST_DENSE = 2048  # entries of an event: 16 MiB in float32
-DENSE_ADVANTAGE = 1.3  # how much faster a multiplication runs inside one large product than inside many small ones
+DENSE_COST = 1.6  # of a multiplication inside the large product, relative to one inside a convolution: measured
 
 
 class Frozen:
@@ -77,7 +77,7 @@ class Frozen:
             return True
         if isinstance(op, ConvOperator):
             series = plan.products * op.kernel.numel() * (size // event_shape[0])
-            return size * size <= DENSE_ADVANTAGE * series
+            return DENSE_COST * size * size <= series
         return False
 
     def _matrix(self, op: LinearOperator, x: Tensor, sign: float, plan: SeriesPlan) -> Tensor:

@@ -1,0 +1,152 @@
+"""The layers against each other, and the dense exponential against Pyro's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from pyro.distributions.transforms import MatrixExponential
+from torch import Tensor
+
+import expmflow as ef
+from expmflow import nn as N
+from expmflow import transforms as T
+from timing import geometric_mean, medians, table
+
+SHAPES = [(12, 16), (24, 8)]
+BATCH = 32
+HIDDEN = 64
+
+
+def trained_like(layer: T.Transform, x: Tensor) -> T.Transform:
+    """Weights as after training: kernels at their coefficient, output layers far from zero."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 0.1))
+        for _ in range(20):
+            layer(x)
+    return layer
+
+
+def candidates(channels: int) -> dict[str, T.Transform]:
+    half = channels // 2
+    return {
+        "Conv1x1": T.Conv1x1(channels),
+        "Conv1x1, free": T.Conv1x1(channels, "free"),
+        "Householder": T.Householder(channels),
+        "ActNorm": T.ActNorm(channels),
+        "ConvExp": T.ConvExp(channels),
+        "ConvExp, skew": T.ConvExp(channels, skew=True),
+        "AffineCoupling, DenseNet": T.AffineCoupling(N.DenseNet(half, 2 * half, growth=HIDDEN), channels),
+        "ConvSylvester": T.ConvSylvester(channels, HIDDEN),
+    }
+
+
+def relative_to_conv1x1(rounds: int) -> str:
+    """Forward, forward and backward, inverse of each layer, in units of Conv1x1's."""
+    names = list(candidates(4))
+    rows: list[list[str]] = [[name] for name in names]
+    header = ["layer"]
+    for channels, size in SHAPES:
+        x = torch.randn(BATCH, channels, size, size)
+        made = {name: trained_like(layer, x) for name, layer in candidates(channels).items()}
+        for title, runs in (
+            ("forward", {n: _no_grad(layer, x) for n, layer in _evaluating(made).items()}),
+            ("forward+backward", {n: _backward(layer, x) for n, layer in made.items()}),
+            ("inverse", {n: _no_grad(layer.inverse, x) for n, layer in _evaluating(made).items()}),
+        ):
+            ms = medians(runs, rounds)
+            header.append(f"{channels}×{size}×{size}, {title}")
+            for row, name in zip(rows, names, strict=True):
+                row.append(f"{ms[name] / ms['Conv1x1']:.1f} ({ms[name]:.1f} ms)")
+    return table(header, rows)
+
+
+def constraint_share(rounds: int) -> str:
+    """How much of the training step of a ConvExp layer goes into its norm constraint."""
+    rows = []
+    for channels, size in [(12, 16), (24, 8), (48, 8), (48, 4), (96, 4), (3, 32)]:
+        x = torch.randn(128, channels, size, size)
+        layer = trained_like(T.ConvExp(channels), x)
+
+        def constraint(layer: T.Transform = layer, x: Tensor = x) -> None:
+            layer.update(x)
+            layer.kernel.sum().backward()
+
+        ms = medians({"layer": _backward(layer, x), "constraint": constraint}, rounds)
+        share = ms["constraint"] / ms["layer"]
+        rows.append([f"{channels}×{size}×{size}", f"{ms['layer']:.1f}", f"{ms['constraint']:.2f}", f"{share:.0%}"])
+    return table(["shape, batch 128", "training step, ms", "constraint, ms", "share"], rows)
+
+
+def gradient_modes(rounds: int) -> str:
+    """Whole models with either gradient: what the layers' default is chosen by."""
+    rows, ratios = [], []
+    for channels, size, depth in [(12, 16, 4), (24, 8, 4), (48, 4, 4)]:
+        x = torch.randn(64, channels, size, size)
+        models = {}
+        for gradient in ("autograd", "recompute"):
+            torch.manual_seed(0)
+            model = T.Chain([layer for _ in range(depth) for layer in _subflow(channels, gradient)])
+            models[gradient] = _backward(model, x)
+        ms = medians(models, rounds)
+        ratios.append(ms["recompute"] / ms["autograd"])
+        rows.append([f"{channels}×{size}×{size}", *(f"{ms[g]:.0f}" for g in models), f"{ratios[-1]:.2f}×"])
+    rows.append(["geometric mean", "", "", f"**{geometric_mean(ratios):.2f}×**"])
+    return table(["four subflows on", "autograd, ms", "recompute, ms", "recompute / autograd"], rows)
+
+
+def against_pyro(rounds: int) -> str:
+    """exp(W)x on vectors: Pyro's MatrixExponential with its own number of terms, and more of them."""
+    rows = []
+    for features in (16, 64, 256):
+        generator = torch.Generator().manual_seed(features)
+        weight = torch.randn(features, features, generator=generator)
+        weight = weight * (0.9 / torch.linalg.matrix_norm(weight, ord=2))
+        x = torch.randn(512, features, generator=generator)
+        exact = x.double() @ torch.matrix_exp(weight.double()).T
+        op = ef.DenseOperator(weight)
+        runs: dict[str, Callable[[], Tensor]] = {"expmflow, 1e-6": lambda op=op, x=x: ef.expm_apply(op, x, tol=1e-6)}
+        for terms in (8, 12, 18):
+            pyro = MatrixExponential(features, iterations=terms, normalization="none")
+            pyro.weights.data.copy_(weight)
+            runs[f"Pyro, {terms} terms"] = lambda pyro=pyro, x=x: pyro._call(x)
+        with torch.no_grad():
+            ms = medians(runs, rounds)
+            for name, run in runs.items():
+                off = (run().double() - exact).norm(dim=1) / x.double().norm(dim=1)
+                rows.append([f"{features}, {name}", f"{ms[name]:.2f}", f"{float(off.max()):.1e}"])
+    return table(["features, method (batch 512)", "ms", "error"], rows)
+
+
+def _subflow(channels: int, gradient: str) -> list[T.Transform]:
+    half = channels // 2
+    return [
+        T.Conv1x1(channels),
+        T.ConvExp(channels, gradient=gradient),  # type: ignore[arg-type]
+        T.AffineCoupling(N.DenseNet(half, 2 * half, growth=32, depth=2), channels),
+    ]
+
+
+def _evaluating(layers: dict[str, T.Transform]) -> dict[str, T.Transform]:
+    return {name: copy.deepcopy(layer).eval() for name, layer in layers.items()}
+
+
+def _no_grad(run: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> Callable[[], None]:
+    def once() -> None:
+        with torch.no_grad():
+            run(x)
+
+    return once
+
+
+def _backward(layer: T.Transform, x: Tensor) -> Callable[[], None]:
+    inputs = x.clone().requires_grad_()
+
+    def once() -> None:
+        z, logdet = layer(inputs)
+        (z.square().mean() - logdet.mean()).backward()
+
+    return once

@@ -1,0 +1,49 @@
+"""Timing side by side: every candidate once per round, so that what else the machine does hits all of them alike."""
+
+from __future__ import annotations
+
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+
+def medians(candidates: Mapping[str, Callable[[], object]], rounds: int = 15) -> dict[str, float]:
+    """The median time of each candidate in milliseconds. Each runs three times in a row per round; the last counts."""
+    for candidate in candidates.values():
+        candidate()
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, candidate in candidates.items():
+            candidate()
+            candidate()
+            start = time.perf_counter()
+            candidate()
+            times[name].append(time.perf_counter() - start)
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(statistics.fmean(math.log(v) for v in values))
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; the first column is text, the others numbers."""
+    rule = ["---", *("---:" for _ in header[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
+
+
+def machine() -> str:
+    """What the numbers were measured on."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    return (
+        f"{model}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}, Python {platform.python_version()}"
+    )
