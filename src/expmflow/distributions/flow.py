@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from expmflow.distributions.gaussian import Base
-from expmflow.transforms.base import Transform, unread, watching
+from expmflow.transforms.base import Transform, layer_name, unread, watching
 
 
 class NonFiniteError(RuntimeError):
@@ -96,7 +96,7 @@ class Flow(nn.Module):
             (self.transform.inverse if inverse else self.transform)(x, context)
         if culprits:
             first = culprits[0]
-            name = f"{names.get(first, 'transform')} ({type(first).__name__})"
+            name = f"{names.get(first, 'transform')} ({layer_name(first)})"
         else:
             name = f"base ({type(self.base).__name__})"
         raise NonFiniteError(f"Expected a finite log-likelihood; got NaN or infinity, first in layer {name}.", name)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from expmflow._validation import expect_finite, expect_tensor, expect_type
 
@@ -53,13 +54,18 @@ class Transform(nn.Module, ABC):
         """x and log |det dx/dz|."""
         return self._run(self._inverse, z, context)
 
+    def _expect(self, condition: bool, expected: str, got: object) -> None:
+        """Raise `ValueError` with the layer's name: for what shows only inside `_forward` or `_inverse`."""
+        if not condition:
+            raise ValueError(f"{layer_name(self)}: Expected {expected}; got {got}.")
+
     def _run(self, direction: Callable[[Tensor, Any], Output], x: Tensor, context: Any) -> Output:
         if torch.compiler.is_compiling():
             return direction(x, context)
         try:
             self._check(x, context)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{type(self).__name__}: {error}") from None
+            raise type(error)(f"{layer_name(self)}: {error}") from None
         with _inside():
             out, logdet = direction(x, context)
         for watcher in _state.watchers:
@@ -77,6 +83,12 @@ class Transform(nn.Module, ABC):
         self.check_context(context, x)
         if _state.depth == 0:
             expect_finite(x, "the input")
+
+
+def layer_name(layer: Transform) -> str:
+    """The name of the layer's class, for messages: parametrizing a weight puts a subclass of another name before it."""
+    name = type(layer).__name__
+    return name.removeprefix("Parametrized") if parametrize.is_parametrized(layer) else name
 
 
 class _State(threading.local):

@@ -53,11 +53,7 @@ class AffineCoupling(Transform):
     def _scale_and_shift(self, first: Tensor, second: Tensor, context: Any) -> tuple[Tensor, Tensor]:
         out = self.net(first) if context is None else self.net(first, context)
         wanted = 2 * second.shape[self.dim]
-        expect(
-            out.shape[self.dim] == wanted,
-            f"{type(self).__name__}: {wanted} channels from the network",
-            out.shape[self.dim],
-        )
+        self._expect(out.shape[self.dim] == wanted, f"{wanted} channels from the network", out.shape[self.dim])
         log_scale, shift = out.chunk(2, dim=self.dim)
         return LARGEST_LOG_SCALE * torch.tanh(log_scale / LARGEST_LOG_SCALE), shift
 

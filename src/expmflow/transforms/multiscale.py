@@ -44,7 +44,7 @@ class Split(Transform):
             x, logdet = self.prior(x, context)
         staying, leaving = x.chunk(2, dim=1)
         z, more = self.rest(staying, context)
-        expect(z.shape == staying.shape, "Split: a rest that keeps the shape", tuple(z.shape[1:]))
+        self._expect(z.shape == staying.shape, "a rest that keeps the shape", tuple(z.shape[1:]))
         return torch.cat([z, leaving], dim=1), logdet + more
 
     def _inverse(self, z: Tensor, context: Any) -> Output:

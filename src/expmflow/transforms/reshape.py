@@ -34,15 +34,17 @@ class Squeeze(Transform):
         expect(len(event_shape) == 3, "an input of shape (batch, C, h, w)", f"events {event_shape}")
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        f = self.factor
-        fits = x.shape[2] % f == 0 and x.shape[3] % f == 0
-        expect(fits, f"{type(self).__name__}: a height and width that {f} divides", tuple(x.shape[2:]))
-        return torch.pixel_unshuffle(x, f), _still(x)
+        (batch, channels, height, width), f = x.shape, self.factor
+        fits = height % f == 0 and width % f == 0
+        self._expect(fits, f"a height and width that {f} divides", (height, width))
+        blocks = x.reshape(batch, channels, height // f, f, width // f, f).permute(0, 1, 3, 5, 2, 4)
+        return blocks.reshape(batch, channels * f * f, height // f, width // f), _still(x)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        blocks = self.factor**2
-        expect(z.shape[1] % blocks == 0, f"{type(self).__name__}: channels that {blocks} divides", z.shape[1])
-        return torch.pixel_shuffle(z, self.factor), _still(z)
+        (batch, channels, height, width), f = z.shape, self.factor
+        self._expect(channels % f**2 == 0, f"channels that {f**2} divides", channels)
+        blocks = z.reshape(batch, channels // f**2, f, f, height, width).permute(0, 1, 4, 2, 5, 3)
+        return blocks.reshape(batch, channels // f**2, height * f, width * f), _still(z)
 
 
 @final
@@ -60,11 +62,15 @@ class Flip(Transform):
     def __init__(self, dims: Sequence[int] | None = None) -> None:
         super().__init__()
         if dims is not None:
-            expect(0 not in dims, "axes of the event (1 and up)", tuple(dims))
+            expect(all(dim > 0 for dim in dims), "axes of the event (1 and up)", tuple(dims))
         self.dims = None if dims is None else tuple(dims)
 
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        axes = max(self.dims or (0,))
+        expect(len(event_shape) >= axes, f"events of at least {axes} axes", f"events {event_shape}")
+
     def _flip(self, x: Tensor) -> Tensor:
-        return x.flip(self.dims or tuple(range(1, x.ndim)))
+        return x.flip(tuple(range(1, x.ndim)) if self.dims is None else self.dims)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         return self._flip(x), _still(x)

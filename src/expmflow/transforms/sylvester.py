@@ -13,7 +13,7 @@ from expmflow.nn.autoregressive import ConvInner, DenseInner
 from expmflow.nn.constraints import constant_constraints
 from expmflow.numerics import ConvergenceError
 from expmflow.numerics.solve import triangular_fixed_point, with_implicit_gradient
-from expmflow.transforms.base import Chain, Output, Transform
+from expmflow.transforms.base import Chain, Output, Transform, layer_name
 from expmflow.transforms.conv1x1 import Householder
 from expmflow.transforms.exponential import ConvExp
 
@@ -87,7 +87,7 @@ class GeneralizedSylvester(Transform):
                     max_iterations=self.max_iterations,
                 )
         except ConvergenceError as error:
-            raise ConvergenceError(f"{type(self).__name__}: {error}", error.solution) from None
+            raise ConvergenceError(f"{layer_name(self)}: {error}", error.solution) from None
         self.last_iterations = solution.iterations
         wanted = torch.is_grad_enabled() and (v.requires_grad or any(p.requires_grad for p in self.inner.parameters()))
         if not wanted:
@@ -142,7 +142,7 @@ class ConvSylvester(GeneralizedSylvester):
     Args:
         channels: C of the input `(batch, C, h, w)`.
         hidden: channels inside the autoregressive function.
-        kernel_size, coeff, padding: of the convolution exponential.
+        kernel_size, coeff: of the convolution exponential.
         reflections: Householder reflections of Q; one per channel if None.
         gamma: the bound of the diagonal; the inverse is proven to converge for γ ≤ ½ and found to beyond.
         lipschitz: the largest norm of the inner convolutions.
