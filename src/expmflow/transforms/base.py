@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._validation import expect_finite, expect_tensor, expect_type
+from expmflow.nn.constraints import constant_constraints
 
 Output = tuple[Tensor, Tensor]
 Watcher = Callable[["Transform", Tensor, Tensor], None]
@@ -52,7 +53,10 @@ class Transform(nn.Module, ABC):
     @final
     def inverse(self, z: Tensor, context: Any = None) -> Output:
         """x and log |det dx/dz|."""
-        return self._run(self._inverse, z, context)
+        if torch.compiler.is_compiling():
+            return self._run(self._inverse, z, context)
+        with constant_constraints():  # so that it inverts the forward pass before it, in training too
+            return self._run(self._inverse, z, context)
 
     def _expect(self, condition: bool, expected: str, got: object) -> None:
         """Raise `ValueError` with the layer's name: for what shows only inside `_forward` or `_inverse`."""

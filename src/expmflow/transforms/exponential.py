@@ -53,17 +53,17 @@ class Exponential(Transform):
         """The operator A that the layer exponentiates, built from its parameters."""
 
     def update(self, x: Tensor) -> None:
-        """Let the norm constraint follow the weights: once per training step, before the operator is built."""
+        """Let the norm constraint follow the weights: in training, before the operator is built."""
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        if self.training:
-            self.update(x)
         return self._exponential(x, 1.0, context)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         return self._exponential(z, -1.0, context)
 
     def _exponential(self, x: Tensor, sign: float, context: Any) -> Output:
+        if self.training:
+            self.update(x)
         if not self.training and context is None and not torch.compiler.is_compiling():
             return self._frozen(self, x, sign)
         op = self.operator(context)

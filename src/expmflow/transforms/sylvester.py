@@ -64,7 +64,7 @@ class GeneralizedSylvester(Transform):
         return x + residual, torch.log1p(diagonal).flatten(1).sum(1)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        with constant_constraints():  # they follow the weights in the forward direction only
+        with constant_constraints():  # the iterations need one and the same function
             v, _ = self.basis(z)
             u = self._solve(v, context)
             value, diagonal = self.inner(u, context)
