@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect
+from expmflow._validation import expect, expect_type
 
 
 class GraphNetwork(nn.Module):
@@ -47,19 +47,39 @@ class GraphNetwork(nn.Module):
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` is a graph of the nodes of `x`."""
-        nodes = x.shape[1]
-        adjacency = context[0] if isinstance(context, tuple) else context
-        if adjacency is None:
-            return
+        adjacency, mask = split_graph(context)
+        sparse = isinstance(adjacency, Tensor) and adjacency.layout != torch.strided
+        expect(not sparse, "a dense adjacency", "a sparse one")
+        check_graph(adjacency, mask, x)
+
+
+def split_graph(context: Any) -> tuple[Any, Any]:
+    """An adjacency with or without a node mask."""
+    if isinstance(context, tuple):
+        expect(len(context) == 2, "a pair (adjacency, mask)", f"{len(context)} things")
+        return context
+    return context, None
+
+
+def check_graph(adjacency: Any, mask: Any, x: Tensor) -> None:
+    """Raise unless these are a graph, or none, of the nodes of `x` in each of its rows."""
+    rows, nodes = x.shape[:2]
+    if adjacency is not None:
         got = f"one of shape {tuple(adjacency.shape)}" if isinstance(adjacency, Tensor) else type(adjacency).__name__
         fits = isinstance(adjacency, Tensor) and adjacency.shape[-2:] == (nodes, nodes) and adjacency.ndim in (2, 3)
         expect(fits, f"an adjacency of {nodes} nodes", got)
-        expect(adjacency.ndim == 2 or adjacency.shape[0] == x.shape[0], f"one for each of {x.shape[0]} rows", got)
+        expect(adjacency.ndim == 2 or adjacency.shape[0] == rows, f"an adjacency for each of {rows} rows", got)
+        expect_type(adjacency.dtype == x.dtype, f"an adjacency of dtype {x.dtype}, as the input", adjacency.dtype)
+    if mask is not None:
+        got = f"one of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        fits = isinstance(mask, Tensor) and tuple(mask.shape) == (rows, nodes)
+        expect(fits, f"a node mask of shape ({rows}, {nodes})", got)
+        expect_type(mask.dtype == torch.bool, "a node mask of dtype torch.bool", mask.dtype)
 
 
 def _graph(context: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """The adjacency, without edges to padding, and the mask."""
-    adjacency, mask = context if isinstance(context, tuple) else (context, None)
+    adjacency, mask = split_graph(context)
     if adjacency is None:
         adjacency = 1 - torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     if mask is not None:

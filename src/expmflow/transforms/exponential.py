@@ -19,6 +19,7 @@ from expmflow.nn.constraints import (
     constrain,
     update_constraint,
 )
+from expmflow.nn.graph import check_graph, split_graph
 from expmflow.numerics import SeriesPlan, expm_apply, plan_series
 from expmflow.numerics.plan import check_tol
 from expmflow.numerics.series import Gradient
@@ -262,21 +263,8 @@ class GraphConvExp(Exponential):
     def check_context(self, context: Any, x: Tensor) -> None:
         expect(context is not None, "an adjacency as the context", "none")
         adjacency, mask = split_graph(context)
+        check_graph(adjacency, mask, x)
         check_adjacency(adjacency, mask)
-        nodes = x.shape[1]
-        expect(adjacency.shape[-1] == nodes, f"an adjacency of {nodes} nodes", adjacency.shape[-1])
-        if adjacency.ndim == 3:
-            expect(adjacency.shape[0] == x.shape[0], f"an adjacency for each of {x.shape[0]} rows", adjacency.shape[0])
-        if mask is not None:
-            expect(mask.shape[0] == x.shape[0], f"a node mask for each of {x.shape[0]} rows", mask.shape[0])
-
-
-def split_graph(context: Any) -> tuple[Tensor, Tensor | None]:
-    """An adjacency with or without a node mask."""
-    if isinstance(context, tuple):
-        expect(len(context) == 2, "a pair (adjacency, mask)", f"{len(context)} things")
-        return context
-    return context, None
 
 
 def _at_most_one(theta: Tensor) -> Tensor:
