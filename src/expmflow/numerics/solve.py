@@ -149,7 +149,7 @@ def with_implicit_gradient(
 
     By the implicit function theorem the gradient g of u passes on as w with (I + J)ᵀ w = g, J the Jacobian of f at u.
     J is triangular with diagonal diag, so w ← w − (w + Jᵀw − g) / (1 + diag) solves for it as in the forward direction.
-    The iterations that found `solution` are not differentiated.
+    The iterations that found `solution` are not differentiated, and neither are these: there is no second derivative.
     """
     u = solution.detach().requires_grad_()
     with torch.enable_grad():
@@ -157,21 +157,25 @@ def with_implicit_gradient(
     slope = 1 + diagonal.detach()
     tol = 64 * torch.finfo(v.dtype).eps
 
-    def solve(g: Tensor) -> Tensor:
-        scale = g.abs().amax() if g.numel() else g.new_zeros(())
+    def solve(g: Tensor | None) -> Tensor | None:
+        if g is None:  # nobody asks
+            return None
+        if torch.is_grad_enabled():
+            raise RuntimeError("Expected a first derivative through an inverse; got a request for a second one.")
+        scale = _largest(g)
         for precondition in (slope, 1):
             w, residual = g, scale
             for _ in range(max_iterations):
                 (back,) = torch.autograd.grad(value, u, w, retain_graph=True)
                 defect = w + back - g
-                residual = defect.abs().amax() if g.numel() else scale
-                if bool(residual <= tol * scale):
+                residual = _largest(defect)
+                if bool((residual <= tol * scale).all()):
                     return w
                 w = w - defect / precondition
-        solution = Solution(w, max_iterations, float(residual), False)
+        solution = Solution(w, max_iterations, float(residual.amax()), False)
         raise ConvergenceError(
             f"Expected the gradient through an inverse to settle within {max_iterations} iterations; got a residual of "
-            f"{float(residual):g}. Allow more iterations.",
+            f"{float(residual.amax()):g}. Allow more iterations.",
             solution,
         )
 

@@ -89,8 +89,7 @@ class GeneralizedSylvester(Transform):
         except ConvergenceError as error:
             raise ConvergenceError(f"{layer_name(self)}: {error}", error.solution) from None
         self.last_iterations = solution.iterations
-        wanted = torch.is_grad_enabled() and (v.requires_grad or any(p.requires_grad for p in self.inner.parameters()))
-        if not wanted:
+        if not torch.is_grad_enabled():
             return solution.value
         return with_implicit_gradient(lambda u: self.inner(u, context), solution.value, v)
 
