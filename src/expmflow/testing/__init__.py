@@ -1,0 +1,6 @@
+"""Tests for operators and layers of your own: an `AssertionError` names the fact that does not hold."""
+
+from expmflow.testing.operators import check_operator
+from expmflow.testing.transforms import check_transform
+
+__all__ = ["check_operator", "check_transform"]
