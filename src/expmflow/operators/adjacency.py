@@ -100,10 +100,17 @@ class SparseAdjacency(Adjacency):
         return twin
 
     def matmul(self, x: Tensor) -> Tensor:
-        return _SparseProduct.apply(self, False, x, self.values)
+        return self._product(x, adjoint=False)
 
     def matmul_adjoint(self, y: Tensor) -> Tensor:
-        return _SparseProduct.apply(self, True, y, self.values)
+        return self._product(y, adjoint=True)
+
+    def _product(self, x: Tensor, *, adjoint: bool) -> Tensor:
+        if not torch.compiler.is_compiling():
+            return _SparseProduct.apply(self, adjoint, x, self.values)
+        # compressed rows cannot be traced: gather, weigh and add
+        rows, cols = (self._cols, self._rows) if adjoint else (self._rows, self._cols)
+        return torch.zeros_like(x).index_add(1, rows, self.values.unsqueeze(-1) * x[:, cols])
 
     def multiply(self, x: Tensor, values: Tensor, adjoint: bool) -> Tensor:
         """The bare product, by a compressed-row kernel over all columns of the batch at once."""
