@@ -78,7 +78,7 @@ class DenseOperator(LinearOperator):
         total = torch.zeros_like(identity)
         for start in range(terms - terms % block, -1, -block):
             inner = range(start, min(start + block, terms + 1))
-            total = total @ powers[block] + sum(powers[i - start] / math.factorial(i) for i in inner)
+            total = total @ powers[block] + sum(powers[i - start] * (1 / math.factorial(i)) for i in inner)
         return DenseOperator(torch.linalg.matrix_power(total, steps), validate=False)
 
     def dense(self, event_shape: Sequence[int]) -> Tensor:
