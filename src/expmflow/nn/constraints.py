@@ -17,7 +17,7 @@ from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 
 WARM_UP = 15
-Version = tuple[int, int] | None  # of the weight that a constraint has last seen
+Version = tuple[int, int] | None  # of the weight that a constraint has last seen; None: its state came with the weight
 
 
 class SpectralConstraint(nn.Module):
@@ -80,6 +80,10 @@ class SpectralConstraint(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight * (self.coeff / self.norm(weight).clamp_min(self.coeff))
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.version = None
+        super()._load_from_state_dict(*args)
+
 
 class PowerConstraint(nn.Module):
     """The paper's constraint: σ = ‖A v‖ with v from power iteration on the operator, at the last training batch's size.
@@ -104,9 +108,9 @@ class PowerConstraint(nn.Module):
         known = tuple(self.vector.shape[1:]) == event_shape
         op = self._template.rebuild([weight])
         start = self.vector.to(weight) if known else None
-        _, self.vector = power_iteration(
-            op, event_shape, iterations=1 if known else 100, start=start, return_vector=True
-        )
+        rounds = 1 if known else 100
+        _, vector = power_iteration(op, event_shape, iterations=rounds, start=start, return_vector=True)
+        self.vector = vector.contiguous()  # whatever the convolution's layout: safetensors saves no other
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.vector.numel() == 0:  # no training batch yet: the initial weight is small
@@ -115,6 +119,7 @@ class PowerConstraint(nn.Module):
         return weight * (self.coeff / sigma.clamp_min(self.coeff))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.version = None
         if prefix + "vector" in state_dict:  # its shape is that of the images it was trained on
             self.vector = torch.empty_like(state_dict[prefix + "vector"], device=self.vector.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -168,7 +173,7 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
         moved = False
     else:
         version = None if weight.is_inference() else (id(weight), weight._version)
-        moved, constraint.version = constraint.version != version, version
+        moved, constraint.version = constraint.version not in (None, version), version
     if _tracking.suspended and not moved:
         return
     with torch.no_grad():

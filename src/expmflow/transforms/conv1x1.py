@@ -79,14 +79,14 @@ class Conv1x1(ChannelMix):
         self.parametrization = parametrization
         rotation, _ = torch.linalg.qr(torch.randn(channels, channels))
         if parametrization == "free":
-            self.weight = nn.Parameter(rotation)
+            self.weight = nn.Parameter(rotation.contiguous())  # LAPACK stores columns; safetensors saves rows only
             return
         permutation, lower, upper = torch.linalg.lu(rotation)
         diagonal = upper.diagonal()
-        self.register_buffer("permutation", permutation)
+        self.register_buffer("permutation", permutation.contiguous())
         self.register_buffer("sign", diagonal.sign())
-        self.lower = nn.Parameter(lower.tril(-1))
-        self.upper = nn.Parameter(upper.triu(1))
+        self.lower = nn.Parameter(lower.tril(-1).contiguous())
+        self.upper = nn.Parameter(upper.triu(1).contiguous())
         self.log_diagonal = nn.Parameter(diagonal.abs().log())
 
     def _factors(self) -> tuple[Tensor, Tensor]:
