@@ -1,0 +1,98 @@
+"""What a state dict holds: a fresh layer in a fresh process that loads it is the layer that was saved."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from expmflow import transforms as T
+from transform_cases import CASES
+from transform_registry import points
+
+TESTS = Path(__file__).parents[1]
+
+WITH_POWER = {"conv-exp-power", "conv-exp-power-reflect", "conv-exp-power-skew", "generalized-sylvester-chain"}
+
+IN_ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import load_file, save_file
+from transform_cases import CASES
+
+folder, training = Path(sys.argv[1]), sys.argv[2] == "training"
+torch.manual_seed(12345)
+results = {}
+for name in CASES:
+    case = CASES[name]()
+    case.layer.load_state_dict(load_file(folder / f"{name}.safetensors"))
+    case.layer.train(training)
+    with torch.no_grad():
+        x, logdet = case.layer.inverse(load_file(folder / "outputs.safetensors")[name], case.context)
+    results[f"{name} x"], results[f"{name} logdet"] = x.contiguous(), logdet.contiguous()
+save_file(results, folder / "results.safetensors")
+"""
+
+
+@pytest.fixture(scope="module", params=["evaluation", "training"])
+def loaded(request, tmp_path_factory):
+    """What layers that were loaded elsewhere make of these layers' outputs, their inverse being called first."""
+    folder = tmp_path_factory.mktemp("states")
+    outputs = {}
+    for name in CASES:
+        case = CASES.ready(name)
+        with torch.no_grad():
+            outputs[name] = case.layer(points(name, case), case.context)[0].contiguous()
+        save_file(case.layer.state_dict(), folder / f"{name}.safetensors")
+    save_file(outputs, folder / "outputs.safetensors")
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", IN_ANOTHER_PROCESS, str(folder), request.param],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    )
+    return load_file(folder / "results.safetensors")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loaded_layer_inverts_at_once(name, loaded):
+    case = CASES.ready(name)
+    x = points(name, case)
+    with torch.no_grad():
+        _, logdet = case.layer(x, case.context)
+    torch.testing.assert_close(loaded[f"{name} x"], x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loaded[f"{name} logdet"], -logdet, rtol=0, atol=1e-12)
+
+
+def test_a_loaded_actnorm_does_not_start_again():
+    first = T.ActNorm(3)
+    first(5 + 2 * torch.randn(16, 3))
+    second = T.ActNorm(3)
+    second.load_state_dict(first.state_dict())
+    second.train()
+    second(torch.randn(16, 3) - 7)
+    assert torch.equal(first.shift, second.shift)
+    assert torch.equal(first.log_scale, second.log_scale)
+
+
+def test_an_actnorm_that_was_in_use_can_be_loaded_as_new():
+    """Loading the state of a layer that has seen no data lets the next batch start it."""
+    used, new = T.ActNorm(2), T.ActNorm(2)
+    used(3 + torch.randn(8, 2))
+    used.load_state_dict(new.state_dict())
+    x = torch.randn(64, 2) * 5
+    z, _ = used(x)
+    torch.testing.assert_close(z.mean(0), torch.zeros(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(z.std(0, correction=0), torch.ones(2))
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - WITH_POWER))
+def test_state_does_not_depend_on_the_size_of_the_image(name):
+    """Shapes are those of a fresh layer, whatever it has been trained on."""
+    fresh, trained = CASES[name]().layer.state_dict(), CASES.ready(name).layer.state_dict()
+    assert {key: value.shape for key, value in fresh.items()} == {key: value.shape for key, value in trained.items()}
