@@ -82,9 +82,9 @@ def _plan_for(op: LinearOperator, x: Tensor, tol: float | None, terms: int | Ser
     if terms is not None:
         return SeriesPlan(1, terms, math.nan)
     event_shape = x.shape[1:]
-    norm = op.norm_bound(event_shape)
+    norm, asked = op.norm_bound(event_shape), default_tol(x.dtype) if tol is None else tol
     plan = plan_series(norm, tol, x.dtype)
-    if plan.steps == 1:  # knowing the growth would save a term at most, and costs as much as the norm
+    if plan.steps == 1 and plan.error_bound <= asked:  # knowing the growth would save a term, and costs like the norm
         return plan
     return plan_series(norm, tol, x.dtype, log_norm=op.log_norm_bound(event_shape))
 
