@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test slow lint types bench clean distclean
+.PHONY: help demo test slow lint types bench docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ types: $(READY) ## check the types of src
 
 bench: $(READY) ## measure the exponential against its alternatives
 	$(PY) benchmarks/run.py
+
+docs: $(READY) ## write the documentation to docs/_build/html
+	$(PIP) -c constraints.txt '.[docs]'
+	$(PY) -m sphinx -q -b html docs docs/_build/html
 
 clean: ## remove caches and builds; keeps .venv, runs and data
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

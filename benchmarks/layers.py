@@ -21,7 +21,6 @@ HIDDEN = 64
 
 def trained_like(layer: T.Transform, x: Tensor) -> T.Transform:
     """Weights as after training: kernels at their coefficient, output layers far from zero."""
-    torch.manual_seed(0)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 0.1))
@@ -50,6 +49,7 @@ def relative_to_conv1x1(rounds: int) -> str:
     rows: list[list[str]] = [[name] for name in names]
     header = ["layer"]
     for channels, size in SHAPES:
+        torch.manual_seed(0)
         x = torch.randn(BATCH, channels, size, size)
         made = {name: trained_like(layer, x) for name, layer in candidates(channels).items()}
         for title, runs in (

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import exponential
+import inverses
 import layers
 from timing import machine
 
@@ -20,6 +21,8 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "training": exponential.training,
     "peers": exponential.peers,
     "layers": layers.relative_to_conv1x1,
+    "iterations": inverses.iterations,
+    "roundtrip": inverses.round_trip,
     "constraint": layers.constraint_share,
     "gradients": layers.gradient_modes,
     "dense": layers.against_pyro,
