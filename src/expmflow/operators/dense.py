@@ -82,8 +82,10 @@ class DenseOperator(LinearOperator):
             powers.append(powers[-1] @ powers[1])
         total = torch.zeros_like(identity)
         for start in range(terms - terms % block, -1, -block):
-            inner = range(start, min(start + block, terms + 1))
-            total = total @ powers[block] + sum(powers[i - start] * (1 / math.factorial(i)) for i in inner)
+            # in units of 1/start!, which alone would underflow
+            first, count = math.factorial(start), min(block, terms + 1 - start)
+            inner = sum(powers[j] * (first / math.factorial(start + j)) for j in range(count))
+            total = total @ (powers[block] * (first / math.factorial(start + block))) + inner
         return DenseOperator(total, validate=False)
 
     def dense(self, event_shape: Sequence[int]) -> Tensor:
