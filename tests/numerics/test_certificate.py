@@ -11,7 +11,7 @@ from torch import Tensor
 import expmflow as ef
 from reference import conv_matrix, expm_product
 
-NORMS = [0.0, 1e-3, 0.5, 0.9, 3.0, 10.0, 50.0]
+NORMS = [0.0, 1e-3, 0.5, 0.9, 3.0, 10.0, 25.0, 50.0]
 DTYPES = [torch.float64, torch.float32]
 TOLS = {torch.float64: [None, 1e-4, 1e-8, 1e-12], torch.float32: [None, 1e-2, 1e-4, 1e-5]}
 DEFAULT = {torch.float64: 1e-14, torch.float32: 1e-6}
@@ -51,18 +51,20 @@ def with_norm(matrix: Tensor, norm: float, dtype: torch.dtype) -> Tensor:
     return (norm * matrix / torch.linalg.matrix_norm(matrix, ord=2)).to(dtype)
 
 
-def within(z: Tensor, matrix: Tensor, x: Tensor, op: ef.LinearOperator, error: float) -> bool:
+def within(z: Tensor, exact: Tensor, x: Tensor, op: ef.LinearOperator, error: float) -> bool:
     """Whether ‖z − exp(A)x‖ ≤ error · e^{max(μ, 0)} · ‖x‖ in every row."""
     mu = max(float(op.log_norm_bound(x.shape[1:])), 0.0)
-    off = (z.double().flatten(1) - expm_product(matrix, x.flatten(1))).norm(dim=1)
+    off = (z.double().flatten(1) - exact).norm(dim=1)
     return bool((off <= error * math.exp(mu) * x.double().flatten(1).norm(dim=1)).all())
 
 
-def check(op: ef.LinearOperator, matrix: Tensor, x: Tensor, tol: float | None) -> None:
+def check(op: ef.LinearOperator, exact: Tensor, x: Tensor, tol: float | None) -> None:
     event, asked = x.shape[1:], DEFAULT[x.dtype] if tol is None else tol
     plan = ef.plan_series(op.norm_bound(event), tol, x.dtype, log_norm=op.log_norm_bound(event))
     attainable = plan.error_bound <= asked
-    assert within(ef.expm_apply(op, x, tol=tol), matrix, x, op, asked if attainable else plan.error_bound)
+    with torch.no_grad():
+        assert within(ef.expm_apply(op, x, tol=tol), exact, x, op, asked if attainable else plan.error_bound)
+    assert within(ef.expm_apply(op, x, tol=tol), exact, x, op, asked if attainable else plan.error_bound)
     assert attainable or plan.error_bound < 300 * torch.finfo(x.dtype).eps
 
 
@@ -73,9 +75,11 @@ def test_matrices(kind, norm, dtype):
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         matrix = with_norm(KINDS[kind](generator), norm, dtype)
-        x = torch.randn(4, 12, generator=generator, dtype=torch.float64).to(dtype)
+        x = torch.randn(40, 12, generator=generator, dtype=torch.float64).to(dtype)
+        exact = expm_product(matrix, x)
         for tol in TOLS[dtype]:
-            check(ef.DenseOperator(matrix), matrix, x, tol)
+            for rows in (40, 1):  # large batches may be computed in another way
+                check(ef.DenseOperator(matrix), exact[:rows], x[:rows], tol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -86,13 +90,13 @@ def test_the_promise_can_be_broken(kind, norm, dtype):
     generator = torch.Generator().manual_seed(0)
     matrix = with_norm(KINDS[kind](generator), norm, dtype)
     x = torch.randn(4, 12, generator=generator, dtype=torch.float64).to(dtype)
-    op = ef.DenseOperator(matrix)
+    op, exact = ef.DenseOperator(matrix), expm_product(matrix, x)
     plan = ef.plan_series(op.norm_bound((12,)), None, dtype, log_norm=op.log_norm_bound((12,)))
     promised = max(DEFAULT[dtype], plan.error_bound)
-    assert not within(torch.zeros_like(x), matrix, x, op, promised)
+    assert not within(torch.zeros_like(x), exact, x, op, promised)
     if kind in ("general", "skew") and norm >= 0.5:
         half = ef.SeriesPlan(plan.steps, plan.terms // 2, math.nan)
-        assert not within(ef.expm_apply(op, x, terms=half), matrix, x, op, promised)
+        assert not within(ef.expm_apply(op, x, terms=half), exact, x, op, promised)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -106,9 +110,9 @@ def test_convolutions(padding, norm, dtype):
     for k in (kernel, kernel - kernel.transpose(0, 1).flip(2, 3)):
         truth = torch.linalg.matrix_norm(conv_matrix(k, (4, 3), padding, (1, 1), 1), ord=2)
         op = ef.ConvOperator((norm * k / truth).to(dtype), padding)
-        matrix = conv_matrix(op.kernel, (4, 3), padding, (1, 1), 1)
+        exact = expm_product(conv_matrix(op.kernel, (4, 3), padding, (1, 1), 1), x.flatten(1))
         for tol in TOLS[dtype]:
-            check(op, matrix, x, tol)
+            check(op, exact, x, tol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -118,8 +122,8 @@ def test_heat_on_a_graph(scale, dtype):
     adjacency = torch.rand(10, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     op = ef.GraphConvOperator(-scale * one, scale * one, adjacency + adjacency.T)
     x = torch.randn(2, 10, 1, dtype=dtype)
-    exact = op.rebuild([p.double() for p in op.parameters]).dense((10, 1))
-    check(op, exact, x, None)
+    matrix = op.rebuild([p.double() for p in op.parameters]).dense((10, 1))
+    check(op, expm_product(matrix, x.flatten(1)), x, None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -132,7 +136,9 @@ def test_at_another_time(t, dtype):
     op = ef.DenseOperator(matrix)
     scaled = ef.DenseOperator(t * matrix)
     plan = ef.plan_series(scaled.norm_bound((12,)), None, dtype, log_norm=scaled.log_norm_bound((12,)))
-    assert within(ef.expm_apply(op, x, t), t * matrix, x, scaled, max(DEFAULT[dtype], plan.error_bound))
+    assert within(
+        ef.expm_apply(op, x, t), expm_product(t * matrix, x), x, scaled, max(DEFAULT[dtype], plan.error_bound)
+    )
 
 
 @pytest.mark.slow
@@ -142,9 +148,10 @@ def test_many_matrices(kind, dtype):
     """The estimate of rounding holds over many draws, norms and sizes."""
     for seed in range(60):
         generator = torch.Generator().manual_seed(1000 + seed)
-        norm = 10 ** float(torch.empty(()).uniform_(-1, 2, generator=generator))
+        norm = 10 ** float(torch.empty(()).uniform_(-1, 1.9, generator=generator))
         matrix = with_norm(KINDS[kind](generator), norm, dtype)
         x = torch.randn(4, 12, generator=generator, dtype=torch.float64).to(dtype)
         op = ef.DenseOperator(matrix)
         plan = ef.plan_series(op.norm_bound((12,)), None, dtype, log_norm=op.log_norm_bound((12,)))
-        assert within(ef.expm_apply(op, x), matrix, x, op, max(DEFAULT[dtype], plan.error_bound)), (seed, norm)
+        promised = max(DEFAULT[dtype], plan.error_bound)
+        assert within(ef.expm_apply(op, x), expm_product(matrix, x), x, op, promised), (seed, norm)

@@ -64,8 +64,8 @@ def test_the_two_gradients_are_equal_to_rounding(name, dtype):
             z = ef.expm_apply(op, *inputs[:2], terms=plan, gradient=gradient)
             values.append(z.detach())
             grads.append(torch.autograd.grad(z.square().sum(), inputs, materialize_grads=True))
-        assert torch.equal(*values)
         eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(*values, rtol=10 * eps, atol=10 * eps)
         for a, b in zip(*grads, strict=True):
             assert float((a - b).norm()) <= 50 * eps * max(float(b.norm()), 1.0)
 
