@@ -52,7 +52,8 @@ def expm_apply(
     """
     _check_arguments(op, tol, terms, gradient)
     device_type = _device_type(op, x)
-    if op.parameters and isinstance(x, Tensor) and torch.is_autocast_enabled(device_type):
+    coarse = isinstance(x, Tensor) and x.is_floating_point() and torch.is_autocast_enabled(device_type)
+    if coarse and op.parameters:
         x = x.to(op.parameters[0].dtype)  # networks may be coarse, the series is not
     with torch.autocast(device_type=device_type, enabled=False):
         op.check_input(x)
