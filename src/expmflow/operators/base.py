@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from expmflow._validation import expect, expect_alike, expect_tensor, expect_type
+from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
 
 Scalar = float | Tensor
 
@@ -148,6 +148,8 @@ class LinearOperator(ABC):
         versions = tuple(0 if p.is_inference() else p._version for p in self.parameters)
         key = (name, shape, versions)
         if key not in self._known:
+            for parameter in self.parameters:
+                expect_finite(parameter, "the operator's parameters")
             with torch.no_grad():
                 self._known[key] = compute(shape).to(torch.float64)
         return self._known[key]
