@@ -11,3 +11,12 @@ exclude_patterns = ["_build"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 nitpicky = False
+
+
+def setup(app):
+    """Let |x| in a docstring be an absolute value."""
+    app.connect("autodoc-process-docstring", _escape_bars)
+
+
+def _escape_bars(app, what, name, obj, options, lines):
+    lines[:] = [line.replace("|", r"\|") for line in lines]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,9 @@ from expmflow.transforms.base import Transform
 class Dequantizer(nn.Module, ABC):
     """The density q(u | x) of the noise that fills the gaps between integers."""
 
+    noise: ClassVar[Literal["uniform", "normal"]]
+    """What its random numbers are made of."""
+
     @abstractmethod
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """u in [0, 1), in the shape of `x` (a float in [0, 1)), and log q(u | x), `(batch,)`.
@@ -34,6 +37,8 @@ class Dequantizer(nn.Module, ABC):
 @final
 class UniformDequantization(Dequantizer):
     """q(u | x) = 1."""
+
+    noise: ClassVar[Literal["uniform", "normal"]] = "uniform"
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return torch.rand_like(x) if noise is None else noise, x.new_zeros(x.shape[0])
@@ -47,6 +52,8 @@ class VariationalDequantization(Dequantizer):
         transform: the conditional flow, u's logit to noise, whose context is the output of `context`.
         context: a network from the image, scaled to [−½, ½), to the context: `(batch, C, h, w)` to `(batch, K, h, w)`.
     """
+
+    noise: ClassVar[Literal["uniform", "normal"]] = "normal"
 
     def __init__(self, transform: Transform, context: nn.Module) -> None:
         super().__init__()

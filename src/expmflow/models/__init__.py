@@ -1,0 +1,5 @@
+"""Whole models, each readable as one list of layers."""
+
+from expmflow.models.dense import dense_flow
+
+__all__ = ["dense_flow"]

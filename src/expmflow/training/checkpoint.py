@@ -1,0 +1,155 @@
+"""Checkpoints: directories that are whole or not there, and say so themselves.
+
+A checkpoint is `checkpoints/step-00001000/` with tensors in safetensors, everything else in JSON, and a manifest of the
+sizes and checksums of its files. It is written under a temporary name and renamed. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from expmflow.training.files import flush_directory, flush_file, write_json
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: named groups of tensors, and a state of plain values."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write `folder/step-…` whole; what stood under that name before is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{checkpoint.step:08d}"
+    temporary = folder / f".tmp-{path.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    for group, tensors in checkpoint.tensors.items():
+        save_file(
+            {name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary / f"{group}.safetensors"
+        )
+        flush_file(temporary / f"{group}.safetensors")
+    write_json(temporary / STATE, {"step": checkpoint.step, **checkpoint.state})
+    write_json(temporary / MANIFEST, {"format_version": FORMAT_VERSION, "files": _describe(temporary)})
+    flush_directory(temporary)
+    if path.exists():  # a resumed run arrives at a step again
+        shutil.rmtree(path)
+    os.rename(temporary, path)
+    flush_directory(folder)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint after holding every file against the manifest."""
+    manifest = _read_json(path, MANIFEST)
+    check_format(manifest, path)
+    files = manifest.get("files")
+    if not isinstance(files, dict) or STATE not in files:
+        raise CheckpointError(f"Expected a list of files in the manifest of {path}; got none.")
+    for name, expected in files.items():
+        _verify(path / name, expected)
+    tensors = {}
+    for name in sorted(files):
+        if name.endswith(".safetensors"):
+            try:
+                tensors[name.removesuffix(".safetensors")] = load_file(path / name)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"Expected tensors in {path / name}; got: {error}.") from None
+    state = _read_json(path, STATE)
+    step = state.pop("step", None)
+    if not isinstance(step, int):
+        raise CheckpointError(f"Expected a step in {path / STATE}; got {step!r}.")
+    return Checkpoint(step, tensors, state)
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, newest first; temporary ones are not among them."""
+    return sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True) if folder.is_dir() else []
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; the others are named in a warning."""
+    for path in list_checkpoints(folder):
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            if "format" in str(error):  # not damaged: from the future
+                raise
+            log.warning("%s Using the checkpoint before it.", error)
+    return None
+
+
+def remove_old(folder: Path, keep: set[int], newest: int = 2) -> None:
+    """Delete checkpoints except the `newest` and those of the steps in `keep`, and what was left half written."""
+    for path in list_checkpoints(folder)[newest:]:
+        if int(path.name.removeprefix("step-")) not in keep:
+            shutil.rmtree(path)
+    for path in folder.glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def check_format(manifest: Mapping[str, Any], path: Path) -> None:
+    """Refuse what a newer version has written."""
+    version = manifest.get("format_version")
+    if not isinstance(version, int) or version < 1:
+        raise CheckpointError(f"Expected a version number in the manifest of {path}; got {version!r}.")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"Expected format version {FORMAT_VERSION} or older in {path}; got {version}: a newer expmflow wrote it."
+        )
+
+
+def _describe(folder: Path) -> dict[str, dict[str, Any]]:
+    return {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.iterdir())}
+
+
+def _verify(path: Path, expected: Any) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"Expected the file {path}; got none.")
+    if not isinstance(expected, dict) or "bytes" not in expected or "sha256" not in expected:
+        raise CheckpointError(f"Expected a size and a checksum of {path} in its manifest; got {expected!r}.")
+    size = path.stat().st_size
+    if size != expected["bytes"]:
+        raise CheckpointError(f"Expected {expected['bytes']} bytes in {path}; got {size}.")
+    if _sha256(path) != expected["sha256"]:
+        raise CheckpointError(f"Expected {path} to have the checksum of its manifest; got another: it was altered.")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"Expected JSON in {folder / name}; got: {error}.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"Expected a JSON object in {folder / name}; got {type(value).__name__}.")
+    return value

@@ -1,0 +1,58 @@
+"""One process or many: `torchrun` starts them, gloo or NCCL connects them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from expmflow._validation import expect
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among all of them."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the one process that writes files."""
+        return self.rank == 0
+
+    def slice(self, rows: Tensor) -> Tensor:
+        """This process's part of a global batch."""
+        share = len(rows) // self.count
+        expect(share * self.count == len(rows), f"a batch that {self.count} processes can share", len(rows))
+        return rows[self.rank * share : (self.rank + 1) * share]
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.count > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+        return value
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that `torchrun` started; a lone process has nobody to join."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Processes()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()

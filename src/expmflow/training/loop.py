@@ -1,0 +1,338 @@
+"""The training loop: setup, fit, validate."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from expmflow._validation import expect
+from expmflow.data import Dataset
+from expmflow.distributions import NonFiniteError
+from expmflow.training.build import DTYPES, build_data, build_model, log_likelihood, noise_kind
+from expmflow.training.checkpoint import Checkpoint, list_checkpoints, newest_checkpoint, remove_old, save_checkpoint
+from expmflow.training.config import Config
+from expmflow.training.distributed import Processes, processes
+from expmflow.training.optimizer import (
+    Average,
+    build_optimizer,
+    gradient_norm,
+    learning_rate,
+    load_optimizer_state,
+    optimizer_state,
+)
+from expmflow.training.randomness import Noise, Randomness
+from expmflow.training.run import RunFolder, load
+
+Report = Callable[[dict[str, Any]], None]
+log = logging.getLogger(__name__)
+
+
+class TrainingError(RuntimeError):
+    """Training stopped; the message says at which step, in which layer, and where the last good checkpoint is."""
+
+
+@dataclass
+class State:
+    """Everything that a checkpoint holds."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: Average | None
+    step: int = 0
+    best: float = math.inf
+    best_step: int = -1
+    stale: int = 0
+    skipped: int = 0
+
+    def checkpoint(self) -> Checkpoint:
+        tensors = {"model": self.model.state_dict(), "optimizer": optimizer_state(self.optimizer, self.model)}
+        if self.average is not None:
+            tensors["average"] = self.average.values
+        plain = {"best": None if math.isinf(self.best) else self.best, "best_step": self.best_step}
+        return Checkpoint(self.step, tensors, {**plain, "stale": self.stale, "skipped": self.skipped})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.model.load_state_dict(checkpoint.tensors["model"])
+        load_optimizer_state(self.optimizer, self.model, checkpoint.tensors["optimizer"])
+        if self.average is not None:
+            self.average.load(checkpoint.tensors["average"])
+        best = checkpoint.state["best"]
+        self.step = checkpoint.step
+        self.best = math.inf if best is None else best
+        self.best_step, self.stale = checkpoint.state["best_step"], checkpoint.state["stale"]
+        self.skipped = checkpoint.state["skipped"]
+
+
+@dataclass
+class Run:
+    """The fixed surroundings of the loop."""
+
+    config: Config
+    data: Dataset
+    folder: RunFolder
+    among: Processes
+    device: torch.device
+    report: Report
+    randomness: Randomness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.randomness = Randomness(self.config.train.seed)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.config.train.precision]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.data.train) // self.config.train.batch_size)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Into the metrics, and to whoever watches; one process speaks for all."""
+        if self.among.writes:
+            self.folder.append_metrics(record)
+            self.report(record)
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return rows.to(self.device, self.dtype if rows.is_floating_point() else rows.dtype)
+
+    def noise(self, model: nn.Module, rows: int, label: str, counter: int) -> Tensor | None:
+        """Noise for a global batch, if the model wants any."""
+        kind = noise_kind(model)
+        if kind is None:
+            return None
+        shape = (rows, *self.data.event_shape)
+        drawn = self.randomness.noise(_noise(kind), shape, label, counter)
+        return drawn.to(self.device, self.dtype)
+
+
+def train(
+    config: Config,
+    folder: str | Path,
+    *,
+    device: str = "cpu",
+    init_from: str | Path | None = None,
+    report: Report = lambda record: None,
+    model: nn.Module | None = None,
+    data: Dataset | None = None,
+) -> nn.Module:
+    """Train, or go on training, the run in `folder`; return the model with its best weights.
+
+    Args:
+        config: what to do. A folder that holds a run already is resumed, if the config is the same; the number of steps
+            may grow.
+        folder: where the run is written.
+        device: `"cpu"`, `"cuda"`, ….
+        init_from: a run whose weights to start from.
+        report: called with each record that goes into `metrics.jsonl`.
+        model, data: in place of what the config describes.
+    """
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    data = build_data(config.data, Randomness(config.train.seed)) if data is None else data
+    expect(
+        len(data.train) >= config.train.batch_size,
+        f"a batch of at most {len(data.train)} rows, as there are for training",
+        config.train.batch_size,
+    )
+    where = torch.device(device)
+    with processes(where) as among, _interruptible() as interrupted:
+        run = Run(config, data, RunFolder(Path(folder)), among, where, report)
+        state = setup(run, model, init_from)
+        fit(run, state, interrupted)
+        among.wait()
+        return finish(run, state)
+
+
+def setup(run: Run, model: nn.Module | None, init_from: str | Path | None) -> State:
+    """A new state, or the one of the newest checkpoint that is whole."""
+    if run.among.writes:
+        run.folder.start(run.config, run.data.event_shape)
+    run.among.wait()
+    model = build_model(run.config, run.data.event_shape) if model is None else model
+    if init_from is not None:
+        model.load_state_dict(load(init_from).state_dict())
+    model = model.to(run.device).train()
+    average = None if run.config.optim.ema is None else Average(model, run.config.optim.ema)
+    state = State(model, build_optimizer(model, run.config.optim), average)
+    checkpoint = newest_checkpoint(run.folder.checkpoints)
+    if checkpoint is not None:
+        state.restore(checkpoint)
+        log.info("Resuming at step %d.", state.step)
+    if run.among.writes:
+        run.folder.trim_metrics(state.step)
+    return state
+
+
+def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
+    """All the steps that are left; a checkpoint at intervals, at the end, and when interrupted."""
+    settings = run.config.train
+    replica: Any = DistributedDataParallel(state.model, broadcast_buffers=False) if run.among.count > 1 else state.model
+    replica = torch.compile(replica) if settings.compile else replica
+    since, seconds = state.step, time.perf_counter()
+    while state.step < settings.steps and not _gave_up(run, state):
+        loss = step(run, state, replica)
+        state.step += 1
+        if state.step % settings.log_every == 0 or state.step == settings.steps:
+            elapsed = time.perf_counter() - seconds
+            mean = run.among.total(loss.detach()) / run.among.count
+            rate = learning_rate(run.config.optim, state.step - 1, run.steps_per_epoch)
+            run.record(
+                {
+                    "step": state.step,
+                    "nll": float(mean),
+                    "lr": rate,
+                    "seconds_per_step": elapsed / (state.step - since),
+                    "skipped": state.skipped,
+                }
+            )
+            since, seconds = state.step, time.perf_counter()
+        if state.step % settings.validate_every == 0 or state.step == settings.steps:
+            validate(run, state)
+        stop = run.among.total(torch.tensor(float(interrupted()))) > 0
+        if stop or state.step % settings.checkpoint_every == 0 or state.step == settings.steps:
+            keep(run, state)
+        if stop:
+            raise KeyboardInterrupt
+
+
+def step(run: Run, state: State, replica: nn.Module) -> Tensor:
+    """One step of the optimizer on this process's part of the batch; the loss."""
+    settings, size = run.config.train, run.config.train.batch_size
+    rows = run.randomness.batch(state.step, len(run.data.train), size)
+    x = run.rows(run.data.train[run.among.slice(rows)])
+    noise = run.noise(state.model, size, "noise", state.step)
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate(run.config.optim, state.step, run.steps_per_epoch)
+    state.optimizer.zero_grad(set_to_none=True)
+    problem = ""
+    loss = torch.full((), math.nan)
+    try:
+        loss = -log_likelihood(replica, x, None if noise is None else run.among.slice(noise)).mean()
+        problem = "" if math.isfinite(float(loss.detach())) else "the loss"
+    except NonFiniteError as error:
+        problem = error.layer
+    if not _anywhere(run, problem):
+        loss.backward()
+        norm = gradient_norm(state.model, run.config.optim.clip)
+        problem = "" if bool(torch.isfinite(norm)) else "the gradient"
+        if not _anywhere(run, problem):
+            state.optimizer.step()
+            if state.average is not None:
+                state.average.update(state.model, state.step)
+            return loss
+    if settings.on_nonfinite == "stop":
+        known = list_checkpoints(run.folder.checkpoints)
+        last = f"the last good checkpoint is {known[0]}" if known else "there is no checkpoint yet"
+        raise TrainingError(
+            f"Expected a finite loss at step {state.step + 1}; got NaN or infinity in "
+            f"{problem or 'another process'}; {last}."
+        )
+    state.skipped += 1
+    state.optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def validate(run: Run, state: State) -> None:
+    """The mean negative log-likelihood of the validation rows under the averaged weights; the best are written out."""
+    rows = run.data.validation if len(run.data.validation) else run.data.train
+    value = mean_nll(run, evaluation_model(state), rows, "validation")
+    better = value < state.best
+    state.stale = 0 if better else state.stale + 1
+    run.record({"step": state.step, "validation_nll": value, "best": better})
+    if better:
+        state.best, state.best_step = value, state.step
+        if run.among.writes:
+            run.folder.save_weights(evaluation_model(state).state_dict())
+
+
+@torch.no_grad()
+def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str) -> float:
+    """In batches, every process taking its share of them; the result does not depend on how many there are."""
+    size = run.config.train.batch_size
+    total = torch.zeros(2, dtype=torch.float64, device=run.device)
+    for k, batch in enumerate(rows.split(size)):
+        if k % run.among.count == run.among.rank:
+            noise = run.noise(model, len(batch), label, k)
+            total[0] -= log_likelihood(model, run.rows(batch), noise).double().sum()
+            total[1] += len(batch)
+    total = run.among.total(total)
+    return float(total[0] / total[1])
+
+
+def evaluation_model(state: State) -> nn.Module:
+    """A copy in evaluation mode, with the averaged weights if there are any."""
+    model = copy.deepcopy(state.model).eval()
+    if state.average is not None:
+        state.average.copy_to(model)
+    return model
+
+
+def keep(run: Run, state: State) -> None:
+    """Write a checkpoint; the ones before the previous go, except the best."""
+    if run.among.writes:
+        save_checkpoint(run.folder.checkpoints, state.checkpoint())
+        remove_old(run.folder.checkpoints, keep={state.best_step})
+    run.among.wait()
+
+
+def finish(run: Run, state: State) -> nn.Module:
+    """The model with the best weights that validation found."""
+    model = copy.deepcopy(state.model)
+    model.load_state_dict(load(run.folder.path).state_dict() if _plain(run) else state.model.state_dict())
+    return model.eval()
+
+
+def _plain(run: Run) -> bool:
+    """Whether the config alone describes the model in the folder."""
+    try:
+        load(run.folder.path)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _gave_up(run: Run, state: State) -> bool:
+    patience = run.config.train.patience
+    return patience is not None and state.stale >= patience
+
+
+def _anywhere(run: Run, problem: str) -> bool:
+    """Whether any process has a problem; all of them have to do the same next."""
+    return bool(run.among.total(torch.tensor(float(bool(problem)), device=run.device)) > 0)
+
+
+def _noise(kind: str) -> Noise:
+    return "uniform" if kind == "uniform" else "normal"
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks the loop to stop after the step, instead of tearing it apart."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+
+    try:
+        before = signal.signal(signal.SIGINT, ask)
+    except ValueError:  # not the main thread
+        yield lambda: False
+        return
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

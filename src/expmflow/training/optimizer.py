@@ -1,0 +1,77 @@
+"""Optimizers, schedules and averages, each with a state of named tensors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from expmflow.training.config import OptimConfig
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """Adam or Adamax over all parameters."""
+    kinds = {"adam": torch.optim.Adam, "adamax": torch.optim.Adamax}
+    return kinds[config.optimizer](model.parameters(), lr=config.lr, betas=config.betas)
+
+
+def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step: linear warm-up, then decay per epoch or per so many steps. A pure function."""
+    warm = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+    every = config.decay_every or steps_per_epoch
+    return config.lr * warm * config.decay ** (step // every)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's tensors as `quantity/parameter`."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{quantity}/{names[parameter]}": value
+        for parameter, state in optimizer.state.items()
+        for quantity, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_state` took."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        quantity, _, name = key.partition("/")
+        parameter = parameters[name]
+        # as torch keeps it: counters on the CPU, moments beside their parameter
+        optimizer.state[parameter][quantity] = value if quantity == "step" else value.to(parameter)
+
+
+class Average:
+    """An exponential moving average of the parameters; buffers are taken as they are.
+
+    The first steps count as if the average had started at the first of them: after k steps the decay is at most
+    (1 + k)/(10 + k).
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, parameter in model.named_parameters():
+            self.values[name].lerp_(parameter, 1 - decay)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        for name, value in tensors.items():
+            self.values[name].copy_(value)
+
+    @torch.no_grad()
+    def copy_to(self, model: nn.Module) -> None:
+        """Write the averages into a model."""
+        for name, parameter in model.named_parameters():
+            parameter.copy_(self.values[name])
+
+
+def gradient_norm(model: nn.Module, limit: float | None) -> Tensor:
+    """The norm of all gradients; they are scaled down to `limit` where they exceed it."""
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if limit is None else limit)

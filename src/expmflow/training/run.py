@@ -1,0 +1,150 @@
+"""The folder that a run leaves behind.
+
+`config.json` (resolved), `checkpoints/`, `model.safetensors` (the best weights, averaged if the config says so) and
+`metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from expmflow.training.build import build_model
+from expmflow.training.checkpoint import CheckpointError, check_format
+from expmflow.training.config import Config, ConfigError, parse_config
+from expmflow.training.files import flush_directory, flush_file, write_json, write_text
+
+RUN_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places inside a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def start(self, config: Config, event_shape: tuple[int, ...]) -> None:
+        """Make the folder, or recognise it: a run goes on only with the config that it began with."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.config.exists():
+            known, shape = self.read_config()
+            if (_trajectory(known), shape) != (_trajectory(config), event_shape):
+                raise ConfigError(
+                    f"Expected the config that the run in {self.path} began with; got another. Choose a new folder, or "
+                    "resume with the same settings."
+                )
+        save_config(self.config, config, event_shape)
+
+    def read_config(self) -> tuple[Config, tuple[int, ...]]:
+        """The config of the run, and the shape of its events."""
+        return read_config(self.config)
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """One more line; a line is written whole or will be trimmed on resume."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def trim_metrics(self, step: int) -> None:
+        """Forget what was measured after `step`, and what was half written."""
+        if self.metrics.exists():
+            kept = [record for record in self.read_metrics() if record["step"] <= step]
+            write_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines."""
+        records = []
+        if self.metrics.exists():
+            for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if isinstance(record, dict) and isinstance(record.get("step"), int):
+                    records.append(record)
+        return records
+
+    def save_weights(self, tensors: dict[str, Tensor]) -> None:
+        save_weights(self.weights, tensors)
+
+
+def save_config(path: Path, config: Config, event_shape: tuple[int, ...]) -> None:
+    """The resolved config, with the format's version and the events' shape beside it."""
+    values = {"format_version": RUN_FORMAT_VERSION, "event_shape": list(event_shape)}
+    write_json(path, {**values, "config": config.model_dump(mode="json")})
+
+
+def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
+    """What `save_config` wrote."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"Expected a run's config in {path}; got: {error}.") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"Expected a run's config in {path}; got {type(values).__name__}.")
+    check_format(values, path)
+    shape = values.get("event_shape")
+    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise CheckpointError(f"Expected the shape of an event in {path}; got {shape!r}.")
+    return parse_config(values.get("config")), tuple(shape)
+
+
+def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Replace a safetensors file whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary)
+    flush_file(temporary)
+    os.replace(temporary, path)
+    flush_directory(path.parent)
+
+
+def load(folder: str | Path) -> nn.Module:
+    """The trained model of a run, or of a folder that `save_pretrained` wrote, in evaluation mode.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`; nothing in it is ever unpickled.
+    """
+    run = RunFolder(Path(folder))
+    if not run.path.is_dir():
+        raise CheckpointError(f"Expected a run in {run.path}; got no such folder.")
+    config, event_shape = run.read_config()
+    model = build_model(config, event_shape)
+    try:
+        tensors = load_file(run.weights)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"Expected weights in {run.weights}; got: {error}.") from None
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"Expected the weights in {run.weights} to fit its config; got: {error}") from None
+    return model.eval()
+
+
+def _trajectory(config: Config) -> dict[str, Any]:
+    """What the weights depend on: a run may go on for longer, or report more often, and remain the same run."""
+    values = config.model_dump(mode="json")
+    for free in ("steps", "log_every", "checkpoint_every", "on_nonfinite", "threads"):
+        values["train"].pop(free)
+    return values
