@@ -1,6 +1,7 @@
 """Exact-likelihood models made of exponentials of linear operators."""
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from expmflow import distributions, interop, nn, operators, transforms
 from expmflow.distributions import Flow
@@ -14,6 +15,9 @@ from expmflow.numerics import (
     power_iteration,
 )
 from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
+
+if TYPE_CHECKING:
+    from expmflow.training.run import load, save_pretrained
 
 __version__ = version("expmflow")
 
@@ -31,9 +35,20 @@ __all__ = [
     "expm_apply",
     "fixed_point",
     "interop",
+    "load",
     "nn",
     "operators",
     "plan_series",
     "power_iteration",
+    "save_pretrained",
     "transforms",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Training is loaded when it is first asked for: layers alone need none of it."""
+    if name in ("load", "save_pretrained"):
+        from expmflow.training import run
+
+        return getattr(run, name)
+    raise AttributeError(f"module 'expmflow' has no attribute {name!r}")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from yaml import YAMLError
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -93,10 +89,23 @@ def load_config(source: str, overrides: Sequence[str] = ()) -> Config:
         ConfigError: with one line per problem.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.create(_read(source)), _dotted(overrides))
-        values = OmegaConf.to_container(merged, resolve=True)
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
+    except ImportError as error:  # a trained model is loaded without it
+        raise ImportError("Expected omegaconf to read configs; got none. Install the extra `train`.") from error
+    for override in overrides:
+        key, separator, _ = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"Expected an override key=value; got {override!r}.")
+    text, place = _read(source)
+    try:
+        given = OmegaConf.create(text)
+        if not OmegaConf.is_dict(given):
+            raise ConfigError(f"Expected a config of sections in {place}; got {type(given).__name__}.")
+        values = OmegaConf.to_container(OmegaConf.merge(given, OmegaConf.from_dotlist(list(overrides))), resolve=True)
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"Expected a valid config; got: {str(error).splitlines()[0]}.") from None
+        raise ConfigError(f"Expected a valid config in {place}; got: {_in_one_line(error)}.") from None
     return parse_config(values)
 
 
@@ -118,37 +127,19 @@ def presets() -> dict[str, str]:
     return {p.name.removesuffix(".yaml"): p.read_text() for p in folder.iterdir() if p.name.endswith(".yaml")}
 
 
-def _read(source: str) -> Any:
+def _read(source: str) -> tuple[str, str]:
+    """The text of a config, and what to call its place in a message. JSON is YAML too."""
     known = presets()
     if source in known:
-        return OmegaConf.to_container(OmegaConf.create(known[source]))
+        return known[source], f"the preset {source}"
     path = Path(source)
     if path.suffix in (".yaml", ".yml", ".json"):
         try:
-            text = path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8"), str(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"Expected a config in {path}; got: {error}.") from None
-        values = _parse_json(text, path) if path.suffix == ".json" else OmegaConf.to_container(OmegaConf.create(text))
-        if not isinstance(values, dict):
-            raise ConfigError(f"Expected a config of sections in {path}; got {type(values).__name__}.")
-        return values
     hint = _nearest(source, known)
     raise ConfigError(f"Expected a preset ({', '.join(sorted(known))}) or a .yaml file; got {source!r}{hint}.")
-
-
-def _parse_json(text: str, path: Path) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"Expected JSON in {path}; got: {error}.") from None
-
-
-def _dotted(overrides: Sequence[str]) -> Any:
-    for override in overrides:
-        key, separator, _ = override.partition("=")
-        if not separator or not key.strip():
-            raise ConfigError(f"Expected an override key=value; got {override!r}.")
-    return OmegaConf.from_dotlist(list(overrides))
 
 
 def _problem(entry: Any) -> str:
@@ -156,7 +147,9 @@ def _problem(entry: Any) -> str:
     place = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "extra_forbidden":
         return f"{place}: no such key{_nearest(str(entry['loc'][-1]), _keys(entry['loc'][:-1]))}"
-    return f"{place}: {entry['msg'][0].lower()}{entry['msg'][1:]}, got {entry['input']!r}"
+    given = repr(entry["input"])
+    given = given if len(given) <= 80 else f"{given[:77]}..."
+    return f"{place}: {entry['msg'][0].lower()}{entry['msg'][1:]}, got {given}"
 
 
 def _keys(place: Sequence[Any]) -> list[str]:
@@ -169,3 +162,7 @@ def _keys(place: Sequence[Any]) -> list[str]:
 def _nearest(word: str, known: Any) -> str:
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -22,6 +25,7 @@ from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.files import flush_directory, flush_file, write_json, write_text
 
 RUN_FORMAT_VERSION = 1
+CHECKSUM = "sha256"
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,31 @@ def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
     return parse_config(values.get("config")), tuple(shape)
 
 
-def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Replace a safetensors file whole."""
+def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replace a safetensors file whole; it carries the checksum of its own tensors."""
     temporary = path.with_name(f".{path.name}.tmp")
-    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary)
+    kept = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
+    save_file(kept, temporary, metadata={CHECKSUM: _checksum(kept)})
     flush_file(temporary)
     os.replace(temporary, path)
     flush_directory(path.parent)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put into a model what `save_weights` wrote, held against its checksum; other safetensors files have none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            expected = (file.metadata() or {}).get(CHECKSUM)
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"Expected weights in {path}; got: {error}.") from None
+    if expected is not None and expected != _checksum(tensors):
+        raise CheckpointError(f"Expected the weights in {path} to have the checksum beside them; got another.")
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"Expected the weights in {path} to fit the model; got: {reason:.300}") from None
 
 
 def load(folder: str | Path) -> nn.Module:
@@ -125,21 +147,55 @@ def load(folder: str | Path) -> nn.Module:
 
     Args:
         folder: holds `config.json` and `model.safetensors`; nothing in it is ever unpickled.
+
+    Raises:
+        CheckpointError: with one sentence, if there is no such model, or it was altered.
+
+    Example:
+        >>> import tempfile
+        >>> from expmflow.models import dense_flow
+        >>> from expmflow.training.config import Config
+        >>> flow = dense_flow(2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ef.save_pretrained((flow, Config(), (2,)), folder)
+        ...     model = ef.load(folder)
+        >>> model.sample(3).shape
+        torch.Size([3, 2])
     """
     run = RunFolder(Path(folder))
     if not run.path.is_dir():
         raise CheckpointError(f"Expected a run in {run.path}; got no such folder.")
     config, event_shape = run.read_config()
     model = build_model(config, event_shape)
-    try:
-        tensors = load_file(run.weights)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"Expected weights in {run.weights}; got: {error}.") from None
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(f"Expected the weights in {run.weights} to fit its config; got: {error}") from None
+    load_weights(model, run.weights)
     return model.eval()
+
+
+def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]], folder: str | Path) -> None:
+    """Write what `load` needs and no more: `config.json` and `model.safetensors`.
+
+    Args:
+        source: a run, whose best weights are taken, or a model with its config and the shape of its events.
+        folder: made if it is not there.
+    """
+    if isinstance(source, tuple):
+        model, config, event_shape = source
+    else:
+        model = load(source)
+        config, event_shape = RunFolder(Path(source)).read_config()
+    target = RunFolder(Path(folder))
+    target.path.mkdir(parents=True, exist_ok=True)
+    save_config(target.config, config, tuple(event_shape))
+    target.save_weights(model.state_dict())
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, kinds and contents."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _trajectory(config: Config) -> dict[str, Any]:
