@@ -54,8 +54,8 @@ def test_case_keeps_every_promise(name, dtype, default_dtype):
     check_operator(op, event_shape)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_parameters_need_a_gradient_somewhere(name):
+def test_parameters_need_a_gradient_somewhere():
     """Otherwise the tests of gradients would test nothing."""
-    op, _ = CASES[name](torch.float64)
-    assert not op.parameters or any(p.requires_grad for p in op.parameters) or name == "graph-laplacian"
+    for name, make in CASES.items():
+        parameters = make(torch.float64)[0].parameters
+        assert not parameters or any(p.requires_grad for p in parameters) or name == "graph-laplacian"
