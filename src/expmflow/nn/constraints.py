@@ -17,6 +17,7 @@ from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 
 WARM_UP = 15
+ROUNDS = 8  # of power iteration per training step: the norms of a convolution lie close together, one round lags behind
 Version = tuple[int, int] | None  # of the weight that a constraint has last seen; None: its state came with the weight
 
 
@@ -42,18 +43,19 @@ class SpectralConstraint(nn.Module):
     waves: Tensor
     right: Tensor
     peak: Tensor
+    seen: Tensor
 
     def __init__(self, weight: Tensor, coeff: float, *, samples_per_degree: int = 16, groups: int = 1) -> None:
         super().__init__()
         expect(coeff > 0 and math.isfinite(coeff), "a positive coeff", coeff)
         self.coeff = coeff
         self.groups = groups
-        self.version: Version = None
         waves, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
         vectors = torch.randn(waves.shape[1], groups, weight.shape[1], 2, generator=torch.Generator().manual_seed(0))
         self.register_buffer("waves", waves.to(weight), persistent=False)
         self.register_buffer("right", (vectors / _length(vectors)).to(weight))
         self.register_buffer("peak", torch.zeros((), dtype=torch.int64, device=weight.device))
+        self.register_buffer("seen", torch.zeros((), dtype=weight.dtype, device=weight.device))
         self.update(weight.detach(), rounds=WARM_UP)
 
     @torch.no_grad()
@@ -67,6 +69,7 @@ class SpectralConstraint(nn.Module):
             v = torch.where(length > 0, back / length, v)  # a weight that is zero teaches nothing
             self.peak.copy_(length.argmax())
         self.right.copy_(v)
+        self.seen.copy_(_mark(weight))
 
     def norm(self, weight: Tensor) -> Tensor:
         """The estimate of σ, with a gradient in the weight."""
@@ -80,10 +83,6 @@ class SpectralConstraint(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight * (self.coeff / self.norm(weight).clamp_min(self.coeff))
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self.version = None
-        super()._load_from_state_dict(*args)
-
 
 class PowerConstraint(nn.Module):
     """The paper's constraint: σ = ‖A v‖ with v from power iteration on the operator, at the last training batch's size.
@@ -94,23 +93,25 @@ class PowerConstraint(nn.Module):
     """
 
     vector: Tensor
+    seen: Tensor
 
     def __init__(self, template: LinearOperator, coeff: float) -> None:
         super().__init__()
         self.coeff = coeff
-        self.version: Version = None
         self._template = template
         self.register_buffer("vector", torch.empty(0))
+        self.register_buffer("seen", torch.zeros(()))
 
     @torch.no_grad()
     def update(self, weight: Tensor, event_shape: tuple[int, ...]) -> None:
-        """One round; a hundred where the image size is new."""
+        """A few rounds; a hundred where the image size is new."""
         known = tuple(self.vector.shape[1:]) == event_shape
         op = self._template.rebuild([weight])
         start = self.vector.to(weight) if known else None
-        rounds = 1 if known else 100
+        rounds = ROUNDS if known else 100
         _, vector = power_iteration(op, event_shape, iterations=rounds, start=start, return_vector=True)
         self.vector = vector.contiguous()  # whatever the convolution's layout: safetensors saves no other
+        self.seen.copy_(_mark(weight))
 
     def forward(self, weight: Tensor) -> Tensor:
         if self.vector.numel() == 0:  # no training batch yet: the initial weight is small
@@ -119,7 +120,6 @@ class PowerConstraint(nn.Module):
         return weight * (self.coeff / sigma.clamp_min(self.coeff))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self.version = None
         if prefix + "vector" in state_dict:  # its shape is that of the images it was trained on
             self.vector = torch.empty_like(state_dict[prefix + "vector"], device=self.vector.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -169,20 +169,25 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
     """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training."""
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
     weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
-    if torch.compiler.is_compiling():  # a graph that knew of versions would be compiled again for each
-        moved = False
-    else:
-        version = None if weight.is_inference() else (id(weight), weight._version)
-        moved, constraint.version = constraint.version not in (None, version), version
-    if _tracking.suspended and not moved:
-        return
     with torch.no_grad():
         for step in before:
             weight = step(weight)
+        if _tracking.suspended and (torch.compiler.is_compiling() or _has_seen(constraint, weight)):
+            return
         if isinstance(constraint, PowerConstraint):
             constraint.update(weight, event_shape)
         else:
             constraint.update(weight)
+
+
+def _has_seen(constraint: Any, weight: Tensor) -> bool:
+    return bool(constraint.seen == _mark(weight).to(constraint.seen.dtype))
+
+
+def _mark(weight: Tensor) -> Tensor:
+    """A number that tells one state of a weight from the next; it is saved, so that a resumed run goes on alike."""
+    places = torch.arange(1, weight.numel() + 1, dtype=torch.float64, device=weight.device)
+    return places @ weight.detach().flatten().double()
 
 
 def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[Tensor, float]:

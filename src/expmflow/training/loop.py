@@ -34,7 +34,7 @@ from expmflow.training.optimizer import (
     optimizer_state,
 )
 from expmflow.training.randomness import Noise, Randomness
-from expmflow.training.run import RunFolder, load
+from expmflow.training.run import RunFolder, load, load_weights
 
 Report = Callable[[dict[str, Any]], None]
 log = logging.getLogger(__name__)
@@ -290,18 +290,9 @@ def keep(run: Run, state: State) -> None:
 
 def finish(run: Run, state: State) -> nn.Module:
     """The model with the best weights that validation found."""
-    model = copy.deepcopy(state.model)
-    model.load_state_dict(load(run.folder.path).state_dict() if _plain(run) else state.model.state_dict())
-    return model.eval()
-
-
-def _plain(run: Run) -> bool:
-    """Whether the config alone describes the model in the folder."""
-    try:
-        load(run.folder.path)
-    except RuntimeError:
-        return False
-    return True
+    model = copy.deepcopy(state.model).eval()
+    load_weights(model, run.folder.weights)
+    return model
 
 
 def _gave_up(run: Run, state: State) -> bool:
