@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
 class Exponential(Transform):
     """What the exponential layers share: planning, freezing, and the two directions."""
 
+    freezes: ClassVar[bool] = True
+    """Whether the operator depends on the weights alone, so that what is known of it lasts as long as they do."""
+
     def __init__(self, coeff: float | None, tol: float | None, terms: int | None, gradient: Gradient) -> None:
         super().__init__()
         expect(coeff is None or coeff > 0, "a positive coeff", coeff)
@@ -65,10 +68,12 @@ class Exponential(Transform):
     def _exponential(self, x: Tensor, sign: float, context: Any) -> Output:
         if self.training:
             self.update(x)
-        if not self.training and context is None and not torch.compiler.is_compiling():
+        if self.freezes and not self.training and not torch.compiler.is_compiling():
             return self._frozen(self, x, sign)
         op = self.operator(context)
         plan = self.plan(x)
+        if plan is None and torch.compiler.is_compiling():
+            plan = _plan_for_operator(op.scale(sign), x, self.tol)
         z = expm_apply(op, x, sign, tol=None if plan else self.tol, terms=plan, gradient=self.gradient)
         return z, expanded(sign * op.trace(x.shape[1:]), x)
 
@@ -77,8 +82,21 @@ class Exponential(Transform):
         if self.terms is not None:
             return self.terms
         if self.coeff is not None and (self.training or torch.compiler.is_compiling()):
-            return plan_series(self.coeff * MARGIN, self.tol, x.dtype)
+            return _plan_for_norm(self.coeff * MARGIN, self.tol, x.dtype)
         return None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _plan_for_norm(norm: float, tol: float | None, dtype: torch.dtype) -> SeriesPlan:
+    """A search over numbers, of which a compiled graph keeps the result."""
+    return plan_series(norm, tol, dtype)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _plan_for_operator(op: LinearOperator, x: Tensor, tol: float | None) -> SeriesPlan:
+    """The certified plan, which reads the weights: one break in a compiled graph."""
+    event_shape = x.shape[1:]
+    return plan_series(op.norm_bound(event_shape), tol, x.dtype, log_norm=op.log_norm_bound(event_shape))
 
 
 @final
@@ -224,6 +242,8 @@ class GraphConvExp(Exponential):
         >>> z, logdet = layer(torch.randn(8, 4, 2), context=torch.ones(4, 4) - torch.eye(4))
     """
 
+    freezes: ClassVar[bool] = False
+
     def __init__(
         self,
         features: int,
@@ -251,6 +271,11 @@ class GraphConvExp(Exponential):
         else:
             theta0 = theta0 / _largest_degree(adjacency, mask)
         return GraphConvOperator(theta0, theta1, adjacency, mask=mask, validate=False)
+
+    def _exponential(self, x: Tensor, sign: float, context: Any) -> Output:
+        if split_graph(context)[0].layout != torch.strided:  # the compiler stumbles over the entries of sparse tensors
+            return torch.compiler.disable(super()._exponential)(x, sign, context)
+        return super()._exponential(x, sign, context)
 
     def plan(self, x: Tensor) -> SeriesPlan | int | None:
         """‖θ0‖ + ‖θ1‖ ≤ 2 for a symmetric graph; for any other the certified bound is read."""

@@ -35,7 +35,7 @@ class Frozen:
         """exp(±A) x and its logdet."""
         op = self._current(layer)
         event_shape = tuple(x.shape[1:])
-        plan = self._plan(layer, op, x)
+        plan = self._plan(layer, op, x, sign)
         if torch.is_grad_enabled():
             op = layer.operator()
         elif self._pays(op, event_shape, plan):
@@ -58,14 +58,14 @@ class Frozen:
             self._plans, self._matrices = {}, {}
         return self._operator
 
-    def _plan(self, layer: Exponential, op: LinearOperator, x: Tensor) -> SeriesPlan:
-        key = (tuple(x.shape[1:]), x.dtype)
+    def _plan(self, layer: Exponential, op: LinearOperator, x: Tensor, sign: float) -> SeriesPlan:
+        event_shape, key = tuple(x.shape[1:]), (tuple(x.shape[1:]), x.dtype, sign)
         if key not in self._plans:
             if layer.terms is not None:
                 self._plans[key] = SeriesPlan(1, layer.terms, float("nan"))
-            else:
-                bounds = op.norm_bound(key[0]), op.log_norm_bound(key[0])
-                self._plans[key] = plan_series(bounds[0], layer.tol, x.dtype, log_norm=bounds[1])
+            else:  # exp(A) may grow where exp(−A) shrinks
+                log_norm = op.scale(sign).log_norm_bound(event_shape)
+                self._plans[key] = plan_series(op.norm_bound(event_shape), layer.tol, x.dtype, log_norm=log_norm)
         return self._plans[key]
 
     def _pays(self, op: LinearOperator, event_shape: tuple[int, ...], plan: SeriesPlan) -> bool:
