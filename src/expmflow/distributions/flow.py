@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, final
 
 import torch
@@ -12,7 +13,7 @@ from expmflow.transforms.base import Transform, layer_name, unread, watching
 
 
 class NonFiniteError(RuntimeError):
-    """A log-likelihood came out as NaN or infinity; `layer` names where it began."""
+    """A likelihood, a sample or a latent came out as NaN or infinity; `layer` names where it began."""
 
     def __init__(self, message: str, layer: str) -> None:
         super().__init__(message)
@@ -24,7 +25,8 @@ class Flow(nn.Module):
     """p(x) = base(f(x)) · |det df/dx| for an invertible layer f.
 
     Calling the flow is `log_prob`, so that it trains like any module. A result that is not finite raises
-    `NonFiniteError` with the name of the first layer that produced it; the search costs nothing unless it is needed.
+    `NonFiniteError` with the name of the first layer that produced it, in either direction; the search costs nothing
+    unless it is needed.
 
     Args:
         transform: data to noise.
@@ -47,11 +49,9 @@ class Flow(nn.Module):
 
     def log_prob(self, x: Tensor, context: Any = None) -> Tensor:
         """log p(x | context), `(batch,)`."""
-        with unread():
-            z, logdet = self.transform(x, context)
+        z, logdet = self._run(x, context, inverse=False)
         result = self.base.log_prob(z) + logdet
-        if not torch.compiler.is_compiling() and not bool(torch.isfinite(result.detach()).all()):
-            self._blame(x, context, inverse=False)
+        self._check((result,), x, context, inverse=False)
         return result
 
     @torch.no_grad()
@@ -66,37 +66,60 @@ class Flow(nn.Module):
     def sample_and_log_prob(self, n: int, context: Any = None, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Samples and their log-likelihoods in one pass; differentiable."""
         z = self.base.rsample(n, noise=noise)
-        with unread():
-            x, logdet = self.transform.inverse(z, context)
+        x, logdet = self._run(z, context, inverse=True)
         result = self.base.log_prob(z) - logdet
-        if not torch.compiler.is_compiling() and not bool(torch.isfinite(result.detach()).all()):
-            self._blame(z, context, inverse=True)
+        self._check((x, result), z, context, inverse=True)
         return x, result
 
     def encode(self, x: Tensor, context: Any = None) -> Tensor:
         """The noise of x: all of it, factored-out latents included."""
-        return self.transform(x, context)[0]
+        z, _ = self._run(x, context, inverse=False)
+        self._check((z,), x, context, inverse=False)
+        return z
 
     def decode(self, z: Tensor, context: Any = None) -> Tensor:
         """The data of z."""
-        return self.transform.inverse(z, context)[0]
+        x, _ = self._run(z, context, inverse=True)
+        self._check((x,), z, context, inverse=True)
+        return x
 
-    def _blame(self, x: Tensor, context: Any, *, inverse: bool) -> None:
-        """Run once more, looking after each layer."""
-        if not bool(torch.isfinite(x).all()):
-            raise NonFiniteError("Expected a finite input to the flow; got NaN or infinity in it.", "input")
+    def _run(self, x: Tensor, context: Any, *, inverse: bool) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            return self.transform.inverse(x, context) if inverse else self.transform(x, context)
+        try:
+            with unread():
+                return self.transform.inverse(x, context) if inverse else self.transform(x, context)
+        except (ValueError, RuntimeError):  # which a layer may raise when numbers are no numbers
+            where = self._first_not_finite(x, context, inverse)
+            if where is None:
+                raise
+            raise NonFiniteError(f"Expected finite numbers; got NaN or infinity, first in {where}.", where) from None
+
+    def _check(self, results: tuple[Tensor, ...], x: Tensor, context: Any, *, inverse: bool) -> None:
+        if torch.compiler.is_compiling() or _finite(*results):
+            return
+        where = self._first_not_finite(x, context, inverse) or f"base ({type(self.base).__name__})"
+        raise NonFiniteError(f"Expected a finite result; got NaN or infinity, first in {where}.", where)
+
+    def _first_not_finite(self, x: Tensor, context: Any, inverse: bool) -> str | None:
+        """The input, or the layer, where NaN or infinity began: run once more, looking after each layer."""
+        if not _finite(x):
+            return "the input"
         names = {module: name for name, module in self.named_modules()}
         culprits: list[Transform] = []
 
-        def look(layer: Transform, out: Tensor, logdet: Tensor) -> None:
-            if not (bool(torch.isfinite(out).all()) and bool(torch.isfinite(logdet).all())):
+        def look(layer: Transform, received: Tensor, out: Tensor, logdet: Tensor) -> None:
+            if _finite(received) and not _finite(out, logdet):
                 culprits.append(layer)
 
-        with torch.no_grad(), unread(), watching(look):
-            (self.transform.inverse if inverse else self.transform)(x, context)
-        if culprits:
-            first = culprits[0]
-            name = f"{names.get(first, 'transform')} ({layer_name(first)})"
-        else:
-            name = f"base ({type(self.base).__name__})"
-        raise NonFiniteError(f"Expected a finite log-likelihood; got NaN or infinity, first in layer {name}.", name)
+        with torch.no_grad(), unread(), watching(look), suppress(ValueError, RuntimeError):
+            self.transform.inverse(x, context) if inverse else self.transform(x, context)
+        if not culprits:  # a layer that raised was not seen: its weights may be the reason
+            layers = [module for module in names if isinstance(module, Transform)]
+            bad = [layer for layer in layers if not _finite(*layer.parameters())]
+            culprits = [layer for layer in bad if not any(part in bad for part in list(layer.modules())[1:])]
+        return f"{names.get(culprits[0], 'transform')} ({layer_name(culprits[0])})" if culprits else None
+
+
+def _finite(*tensors: Tensor) -> bool:
+    return bool(torch.stack([torch.isfinite(tensor.detach()).all() for tensor in tensors]).all()) if tensors else True

@@ -105,21 +105,26 @@ class _Search:
         self.iterations = 0
 
     def run(self, max_iterations: int, *, preconditioned: bool) -> None:
+        """Iterate until all rows are solved, lost or out of iterations; `active` are those that are not solved."""
         expect_count(max_iterations, "max_iterations")
+        lost = [self.active[:0]]
         for remaining in reversed(range(max_iterations)):
             if not self.active.numel():
-                return
+                break
             rows = self.active
             x = self.x[rows]
             value, diagonal = self.evaluate(x, rows)
             defect = x + value - self.y[rows]
             self.iterations += 1
             self.residual[rows] = _largest(defect.detach())
-            unsolved = ~(self.residual[rows] <= self.tol * self.scale[rows])
+            finite = torch.isfinite(self.residual[rows])
+            unsolved = finite & (self.residual[rows] > self.tol * self.scale[rows])
             step = defect / (1 + diagonal) if preconditioned and diagonal is not None else defect
             self.active = rows[unsolved]
+            lost.append(rows[~finite])  # no number comes back from NaN
             if remaining:  # otherwise nobody would see the residual of the next value
                 self.x = self.x.index_copy(0, self.active, (x - step)[unsolved])
+        self.active = torch.cat([self.active, *lost])
 
     def restart(self) -> None:
         self.x = self.x.index_copy(0, self.active, self.y[self.active])
@@ -171,6 +176,8 @@ def with_implicit_gradient(
                 residual = _largest(defect)
                 if bool((residual <= tol * scale).all()):
                     return w
+                if not bool(torch.isfinite(residual).all()):
+                    break
                 w = w - defect / precondition
         solution = Solution(w, max_iterations, float(residual.amax()), False)
         raise ConvergenceError(

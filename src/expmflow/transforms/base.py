@@ -16,7 +16,7 @@ from expmflow._validation import expect_finite, expect_tensor, expect_type
 from expmflow.nn.constraints import constant_constraints
 
 Output = tuple[Tensor, Tensor]
-Watcher = Callable[["Transform", Tensor, Tensor], None]
+Watcher = Callable[["Transform", Tensor, Tensor, Tensor], None]
 
 
 class Transform(nn.Module, ABC):
@@ -73,7 +73,7 @@ class Transform(nn.Module, ABC):
         with _inside():
             out, logdet = direction(x, context)
         for watcher in _state.watchers:
-            watcher(self, out, logdet)
+            watcher(self, x, out, logdet)
         return out, logdet
 
     def _check(self, x: Tensor, context: Any) -> None:
@@ -123,7 +123,7 @@ def unread() -> Iterator[None]:
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Call `watcher(layer, output, logdet)` after every layer that runs, innermost first."""
+    """Call `watcher(layer, input, output, logdet)` after every layer that runs, innermost first."""
     _state.watchers.append(watcher)
     try:
         yield
