@@ -62,7 +62,7 @@ class VariationalDequantization(Dequantizer):
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         epsilon = torch.randn_like(x) if noise is None else noise
-        logit, logdet = self.transform.inverse(epsilon, self.context(x - 0.5))
+        logit, logdet = self.transform.inverse(epsilon, self.context(x - 0.5).to(x.dtype))
         log_base = -0.5 * (epsilon.square() + math.log(2 * math.pi)).flatten(1).sum(1)
         log_slope = (F.logsigmoid(logit) + F.logsigmoid(-logit)).flatten(1).sum(1)
         return torch.sigmoid(logit), log_base - logdet - log_slope

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from expmflow._validation import expect, expect_count
 from expmflow.nn.context import check_context, offset
 from expmflow.nn.masked import MaskedConv, MaskedLinear, hidden_degrees
+from expmflow.nn.precision import network_precision
 
 HEADS = 4
 INITIAL_SCALE = 1e-2
@@ -66,11 +67,13 @@ class ConvInner(nn.Module):
         _start_near_identity(self.last, channels)
 
     def forward(self, u: Tensor, context: Any = None) -> tuple[Tensor, Tensor]:
-        h = self.first(u)
-        if self.context is not None:
-            h = h + offset(self.context, context, h.ndim)
-        h = self.middle(F.elu(h))
-        return gated_tanh(u, self.last(F.elu(h)), self.gamma)
+        with network_precision(u.device.type):
+            h = self.first(u)
+            if self.context is not None:
+                h = h + offset(self.context, context, h.ndim)
+            h = self.middle(F.elu(h))
+            heads = self.last(F.elu(h))
+        return gated_tanh(u, heads.to(u.dtype), self.gamma)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` fits beside `x`."""
@@ -131,7 +134,9 @@ class DenseInner(nn.Module):
         _start_near_identity(self.net.last, features)
 
     def forward(self, u: Tensor, context: Any = None) -> tuple[Tensor, Tensor]:
-        return gated_tanh(u, self.net(u, context), self.gamma)
+        with network_precision(u.device.type):
+            heads = self.net(u, context)
+        return gated_tanh(u, heads.to(u.dtype), self.gamma)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` fits beside `x`."""

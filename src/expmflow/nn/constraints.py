@@ -81,7 +81,8 @@ class SpectralConstraint(nn.Module):
         return torch.linalg.vector_norm(_product(real, imaginary, v)) * self.slack
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight * (self.coeff / self.norm(weight).clamp_min(self.coeff))
+        with torch.autocast(weight.device.type, enabled=False):  # networks may be coarse, their constraints are not
+            return weight * (self.coeff / self.norm(weight).clamp_min(self.coeff))
 
 
 class PowerConstraint(nn.Module):
@@ -169,7 +170,7 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
     """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training."""
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
     weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
         for step in before:
             weight = step(weight)
         if _tracking.suspended and (torch.compiler.is_compiling() or _has_seen(constraint, weight)):

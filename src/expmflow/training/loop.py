@@ -219,8 +219,10 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
     state.optimizer.zero_grad(set_to_none=True)
     problem = ""
     loss = torch.full((), math.nan)
+    coarse = torch.autocast(run.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")
     try:
-        loss = -log_likelihood(replica, x, None if noise is None else run.among.slice(noise)).mean()
+        with coarse:
+            loss = -log_likelihood(replica, x, None if noise is None else run.among.slice(noise)).mean()
         problem = "" if math.isfinite(float(loss.detach())) else "the loss"
     except NonFiniteError as error:
         problem = error.layer

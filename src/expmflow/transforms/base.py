@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from expmflow._validation import expect_finite, expect_tensor, expect_type
 from expmflow.nn.constraints import constant_constraints
+from expmflow.nn.precision import full_precision
 
 Output = tuple[Tensor, Tensor]
 Watcher = Callable[["Transform", Tensor, Tensor, Tensor], None]
@@ -70,7 +71,7 @@ class Transform(nn.Module, ABC):
             self._check(x, context)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{layer_name(self)}: {error}") from None
-        with _inside():
+        with _inside(), full_precision(x.device.type):
             out, logdet = direction(x, context)
         for watcher in _state.watchers:
             watcher(self, x, out, logdet)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
+from expmflow.nn.precision import network_precision
 from expmflow.transforms.base import Output, Transform
 
 LARGEST_LOG_SCALE = 2.0
@@ -51,7 +52,9 @@ class AffineCoupling(Transform):
         return first, second
 
     def _scale_and_shift(self, first: Tensor, second: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        out = self.net(first) if context is None else self.net(first, context)
+        with network_precision(first.device.type):
+            out = self.net(first) if context is None else self.net(first, context)
+        out = out.to(first.dtype)
         wanted = 2 * second.shape[self.dim]
         self._expect(out.shape[self.dim] == wanted, f"{wanted} channels from the network", out.shape[self.dim])
         log_scale, shift = out.chunk(2, dim=self.dim)

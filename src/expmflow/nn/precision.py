@@ -1,0 +1,44 @@
+"""Mixed precision where it does no harm: in the networks, and nowhere else.
+
+Layers switch autocast off around everything they do, and on again around the networks inside them; series, solves,
+log-determinants and losses keep the dtype of the parameters.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class _State(threading.local):
+    coarse: torch.dtype | None = None
+
+
+_state = _State()
+
+
+@contextmanager
+def full_precision(device_type: str) -> Iterator[None]:
+    """Switch autocast off, and remember for `network_precision` that it was on."""
+    if not torch.is_autocast_enabled(device_type):
+        yield
+        return
+    before, _state.coarse = _state.coarse, torch.get_autocast_dtype(device_type)
+    try:
+        with torch.autocast(device_type, enabled=False):
+            yield
+    finally:
+        _state.coarse = before
+
+
+@contextmanager
+def network_precision(device_type: str) -> Iterator[None]:
+    """Within a layer, for the networks inside it: autocast as the caller of the layer has set it."""
+    if _state.coarse is None:
+        yield
+        return
+    with torch.autocast(device_type, dtype=_state.coarse):
+        yield
