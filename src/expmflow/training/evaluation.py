@@ -1,0 +1,138 @@
+"""What is asked of a trained run: likelihoods, samples, scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_count
+from expmflow.data import Dataset
+from expmflow.distributions import DequantizedFlow, Flow, NonFiniteError
+from expmflow.training.build import DTYPES, build_data, log_likelihood, noise_kind
+from expmflow.training.config import Config
+from expmflow.training.randomness import Randomness
+from expmflow.training.run import RunFolder, load
+
+Advance = Callable[[int], None]
+LARGEST_SAMPLE = 1024  # rows that are drawn at a time
+LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time
+ROWS_FOR_SCORES = 10_000  # training rows that a score is measured against
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run, opened: its config, its best weights, and the places of its files."""
+
+    folder: RunFolder
+    config: Config
+    event_shape: tuple[int, ...]
+    model: nn.Module
+    device: torch.device
+
+    @property
+    def flow(self) -> Flow | None:
+        """The continuous density inside the model."""
+        inner = self.model.flow if isinstance(self.model, DequantizedFlow) else self.model
+        return inner if isinstance(inner, Flow) else None
+
+    def data(self) -> Dataset:
+        """The rows that the run was trained, validated and tested on."""
+        return build_data(self.config.data, Randomness(self.config.train.seed))
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Rows as the model takes them."""
+        return rows.to(self.device, DTYPES[self.config.train.precision] if rows.is_floating_point() else rows.dtype)
+
+    def log_likelihoods(self, rows: Tensor, advance: Advance = lambda done: None) -> Tensor:
+        """`(rows,)` in float64, in batches; −∞ where a row is so far out that its likelihood cannot be told."""
+        parts = []
+        for part in self._likelihoods(rows):
+            parts.append(part)
+            advance(len(part))
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    def sample(
+        self, n: int, *, temperature: float = 1.0, seed: int = 0, advance: Advance = lambda done: None
+    ) -> Tensor:
+        """`(n, *event)` on the CPU, the same for the same seed."""
+        expect_count(n, "the number of samples")
+        expect(math.isfinite(temperature) and temperature > 0, "a positive temperature", temperature)
+        flow = self.flow
+        if flow is None:
+            raise ValueError(f"Expected a model that can be sampled; got {type(self.model).__name__}.")
+        randomness, drawn = Randomness(seed), []
+        for k, start in enumerate(range(0, n, LARGEST_SAMPLE)):
+            count = min(LARGEST_SAMPLE, n - start)
+            shape = (LARGEST_SAMPLE, *self.event_shape)  # whole blocks, so that more samples begin with the same ones
+            noise = self.rows(randomness.noise("normal", shape, "sample", k)[:count])
+            part = flow.sample(count, temperature=temperature, noise=noise)
+            if isinstance(self.model, DequantizedFlow):
+                levels = self.model.levels
+                part = ((part + 0.5) * levels).floor().clamp(0, levels - 1).to(torch.int64)
+            drawn.append(part.cpu())
+            advance(count)
+        return torch.cat(drawn)
+
+    @torch.no_grad()
+    def _likelihoods(self, rows: Tensor) -> Iterator[Tensor]:
+        randomness, kind = Randomness(self.config.train.seed), noise_kind(self.model)
+        for k, batch in enumerate(rows.split(LARGEST_BATCH)):
+            shape = tuple(batch.shape)
+            noise = None
+            if kind is not None:
+                drawn = randomness.noise("uniform" if kind == "uniform" else "normal", shape, "evaluation", k)
+                noise = self.rows(drawn)
+            yield _tolerant(self.model, self.rows(batch), noise).double().cpu()
+
+
+def open_run(folder: str | Path, device: str = "cpu") -> Trained:
+    """The run in a folder, or what `save_pretrained` wrote."""
+    model = load(folder)
+    run = RunFolder(Path(folder))
+    config, event_shape = run.read_config()
+    where = torch.device(device)
+    return Trained(run, config, event_shape, model.to(where), where)
+
+
+@dataclass(frozen=True)
+class Typicality:
+    """How far a row's likelihood is from those of the training rows: |nll − mean| / std.
+
+    Rows that are too likely are as unusual as rows that are too unlikely, so the distance counts in both directions.
+    """
+
+    mean: float
+    std: float
+    threshold: float
+
+    @classmethod
+    def of(cls, nll: Tensor, *, quantile: float = 0.99, threshold: float | None = None) -> Typicality:
+        """Measured on the training rows; beyond `threshold`, or beyond that quantile of theirs, a row is flagged."""
+        expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
+        expect(len(nll) > 1, "at least two training rows", len(nll))
+        mean, std = float(nll.mean()), max(float(nll.std()), torch.finfo(nll.dtype).tiny)
+        scores = ((nll - mean).abs() / std).sort().values
+        at = min(len(scores) - 1, math.ceil(quantile * len(scores)) - 1)
+        return cls(mean, std, float(scores[at]) if threshold is None else threshold)
+
+    def score(self, nll: Tensor) -> Tensor:
+        """One number a row; the training rows have about one."""
+        return (nll - self.mean).abs() / self.std
+
+
+def _tolerant(model: nn.Module, rows: Tensor, noise: Tensor | None) -> Tensor:
+    """Where one row is beyond the numbers of the dtype, the others still have their likelihood."""
+    try:
+        return log_likelihood(model, rows, noise)
+    except NonFiniteError:
+        if len(rows) == 1:
+            return torch.full((1,), -math.inf)
+        middle = len(rows) // 2
+        halves = [(rows[:middle], None if noise is None else noise[:middle])]
+        halves.append((rows[middle:], None if noise is None else noise[middle:]))
+        return torch.cat([_tolerant(model, part, own).cpu() for part, own in halves])
