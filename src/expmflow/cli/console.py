@@ -1,0 +1,97 @@
+"""What is shown, and by whom: results on stdout, everything else on stderr, one process for all."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from expmflow._validation import expect
+
+if TYPE_CHECKING:
+    from expmflow.training.evaluation import Advance
+
+
+def speaks() -> bool:
+    """Whether this process may print: the first of those that `torchrun` started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def console() -> Console:
+    """For a person to read, beside the results."""
+    return Console(stderr=True, quiet=not speaks(), highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A sentence on stderr."""
+    console().print(text, markup=False)
+
+
+def say_error(text: str) -> None:
+    """As `say`, in red where there are colours."""
+    console().print(text, markup=False, style="red")
+
+
+def result(text: str) -> None:
+    """What was asked for, on stdout."""
+    if speaks():
+        typer.echo(text)
+
+
+def result_table(table: Table) -> None:
+    """As `result`."""
+    Console(quiet=not speaks(), highlight=False).print(table)
+
+
+def device_named(name: str) -> str:
+    """The name, if there is such a device here."""
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = "unknown"
+    expect(kind in ("cpu", "cuda", "mps", "xpu"), "a device such as cpu or cuda", repr(name))
+    present = kind == "cpu" or (torch.accelerator.is_available() and _accelerator() == kind)
+    expect(present, f"the device {name} on this machine", "none")
+    return name
+
+
+def _accelerator() -> str:
+    current = torch.accelerator.current_accelerator()
+    return "none" if current is None else current.type
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Advance]:
+    """A bar on a terminal, which is gone when the work is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = console()
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """The library's own messages on stderr."""
+    logger, handler = logging.getLogger("expmflow"), _Handler()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

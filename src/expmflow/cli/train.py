@@ -1,0 +1,172 @@
+"""`expmflow train`."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from expmflow._validation import expect
+from expmflow.cli.console import console, device_named, result, say, speaks
+from expmflow.cli.dry_run import dry_run_text
+from expmflow.cli.errors import INTERRUPTED
+from expmflow.cli.output import write_whole
+from expmflow.training.checkpoint import list_checkpoints
+from expmflow.training.config import Config, load_config, presets
+from expmflow.training.evaluation import open_run
+from expmflow.training.loop import Report
+from expmflow.training.loop import train as train_run
+from expmflow.training.run import RunFolder
+
+SHOWN_SAMPLES = 2000
+
+
+class OnNonfinite(StrEnum):
+    """What to do about a loss that is NaN or infinite."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+def train(
+    source: Annotated[str, typer.Argument(metavar="PRESET|CONFIG.yaml", help="A preset's name, or a config file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings on top, such as train.steps=500.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if not given.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    init_from: Annotated[Path | None, typer.Option(help="A run whose weights to start from.")] = None,
+    on_nonfinite: Annotated[
+        OnNonfinite | None, typer.Option(help="Stop at a loss that is not finite, or skip the step.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print parameters, memory and time; train and write nothing.")
+    ] = False,
+) -> None:
+    """Train a model, or go on with a run that was cut; it is written to its folder alone.
+
+    A folder that holds a run is resumed if the config is the same. Ctrl-C saves a checkpoint first. With many
+    processes: torchrun --nproc-per-node 2 -m expmflow train moons.
+    """
+    skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
+    config = load_config(source, [*(overrides or []), *skipping])
+    folder = out or Path("runs") / (source if source in presets() else Path(source).stem)
+    expect(not folder.exists() or folder.is_dir(), "--out to be a folder", f"the file {folder}")
+    device_named(device)
+    if dry_run:
+        result(dry_run_text(config, device))
+        return
+    run = RunFolder(folder)
+    before = _newest_step(run)
+    say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")
+    try:
+        with _watching(config, run, before) as watch:
+            train_run(config, folder, device=device, init_from=init_from, report=watch)
+    except KeyboardInterrupt:
+        step = _newest_step(run)
+        say(f"Interrupted: saved at step {step} in {folder}." if step else "Interrupted: nothing to save yet.")
+        raise typer.Exit(INTERRUPTED) from None
+    if speaks():
+        _conclude(run)
+
+
+def _conclude(run: RunFolder) -> None:
+    """The best validation, a picture where there is something to draw it with, and what to do next."""
+    records = run.read_metrics()
+    if all(importlib.util.find_spec(name) is not None for name in ("matplotlib",)):
+        from expmflow.report.figures import samples_figure, save_figure
+
+        trained = open_run(run.path)
+        rows = trained.data().train[:SHOWN_SAMPLES]
+        figure = samples_figure(rows, trained.sample(len(rows)))
+        write_whole(run.path / "samples.png", lambda temporary: save_figure(figure, temporary))
+    best = min((r["validation_nll"] for r in records if "validation_nll" in r), default=math.nan)
+    step, skipped = max(r["step"] for r in records), max(r.get("skipped", 0) for r in records)
+    note = f" {skipped} steps were skipped." if skipped else ""
+    say(f"Done at step {step}: best validation nll {best:.4f} nats.{note}")
+    say(f"Next: expmflow evaluate {run.path}; expmflow report {run.path}")
+
+
+def _newest_step(run: RunFolder) -> int:
+    """The step of the newest checkpoint, 0 if there is none."""
+    known = list_checkpoints(run.checkpoints)
+    return int(known[0].name.removeprefix("step-")) if known else 0
+
+
+class _Writer(Protocol):
+    def add_scalar(self, tag: str, value: float, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def _watching(config: Config, run: RunFolder, before: int) -> Iterator[Report]:
+    """A bar on a terminal, lines elsewhere, and TensorBoard's files where it is installed."""
+    shown = console()
+    bar = Progress(
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=shown,
+        disable=not shown.is_terminal or not speaks(),
+    )
+    steps, writer = config.train.steps, _tensorboard(run, before)
+    task = bar.add_task("", total=steps, completed=before)
+    validation = ""
+
+    def watch(record: dict[str, Any]) -> None:
+        nonlocal validation
+        for name, value in record.items():
+            if writer is not None and name not in ("step", "best"):
+                writer.add_scalar(name, float(value), record["step"])
+        if "validation_nll" in record:
+            validation = f"validation nll {record['validation_nll']:.4f}"
+            if not shown.is_terminal:
+                say(f"step {record['step']}/{steps}  {validation}{'  (best)' if record.get('best') else ''}")
+            return
+        seconds = record["seconds_per_step"]
+        left = timedelta(seconds=round(seconds * (steps - record["step"])))
+        parts = [f"nll {record['nll']:.4f}", validation, f"{1000 * seconds:.1f} ms/step", f"{left} left"]
+        bar.update(task, completed=record["step"], description="  ".join(part for part in parts if part))
+        if not shown.is_terminal:
+            say(f"step {record['step']}/{steps}  nll {record['nll']:.4f}  {parts[2]}  {parts[3]}")
+
+    try:
+        with bar:
+            yield watch
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _tensorboard(run: RunFolder, before: int) -> _Writer | None:
+    if not speaks() or importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    class Lazy:
+        """Makes its folder with the first number: a run that is refused leaves nothing behind."""
+
+        def __init__(self) -> None:
+            self.writer: SummaryWriter | None = None
+
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            if self.writer is None:
+                self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=before + 1)
+            self.writer.add_scalar(tag, value, step)
+
+        def close(self) -> None:
+            if self.writer is not None:
+                self.writer.close()
+
+    return Lazy()
