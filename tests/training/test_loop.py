@@ -1,0 +1,199 @@
+"""The loop: what it resumes, what it refuses, how it stops."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import image_run
+import pytest
+import torch
+
+from expmflow.training import checkpoint as checkpoint_module
+from expmflow.training.checkpoint import list_checkpoints, newest_checkpoint
+from expmflow.training.config import ConfigError, load_config, parse_config
+from expmflow.training.loop import TrainingError, train
+from expmflow.training.run import RunFolder, load
+
+MOONS = ["data.samples=400", "model.blocks=1", "model.hidden=8", "train.batch_size=32", "train.log_every=1"]
+
+
+def config(*overrides: str):
+    small = ["train.steps=6", "train.validate_every=2", "train.checkpoint_every=2"]
+    return load_config("moons", [*MOONS, *small, *overrides])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = newest_checkpoint(folder / "checkpoints")
+    assert found is not None
+    return found.tensors["model"]
+
+
+def test_a_run_in_two_parts_equals_one(tmp_path: Path) -> None:
+    train(config(), tmp_path / "whole")
+    train(config("train.steps=3"), tmp_path / "parts")
+    train(config(), tmp_path / "parts")
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    train(config(), tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    train(config(), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_another_config_is_refused(tmp_path: Path) -> None:
+    train(config("train.steps=2"), tmp_path)
+    with pytest.raises(ConfigError, match=r"Expected the config that the run .* began with; got another"):
+        train(config("optim.lr=0.1"), tmp_path)
+
+
+def test_what_is_returned_and_loaded_are_the_best_weights(tmp_path: Path) -> None:
+    returned = train(config(), tmp_path)
+    loaded = load(tmp_path)
+    x = torch.randn(5, 2)
+    assert torch.equal(returned.log_prob(x), loaded.log_prob(x))
+    validated = [m for m in RunFolder(tmp_path).read_metrics() if "validation_nll" in m]
+    assert [m["step"] for m in validated] == [2, 4, 6]
+    best = min(m["validation_nll"] for m in validated)
+    assert [m["validation_nll"] for m in validated if m["best"]][-1] == best
+
+
+def test_metrics_are_trimmed_to_the_checkpoint(tmp_path: Path) -> None:
+    train(config("train.steps=4"), tmp_path)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 5, "nll": 0.0}) + '\n{"step": 6, "nl')
+    train(config(), tmp_path)
+    logged = [m["step"] for m in RunFolder(tmp_path).read_metrics() if "nll" in m]
+    assert logged == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path: Path, caplog) -> None:
+    train(config(), tmp_path / "a")
+    train(config("train.steps=4"), tmp_path / "b")
+    newest = list_checkpoints(tmp_path / "b" / "checkpoints")[0]
+    damaged = newest / "model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    train(config(), tmp_path / "b")
+    assert str(damaged) in caplog.text
+    whole, resumed = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch) -> None:
+    train(config("train.steps=2"), tmp_path)
+    before = weights(tmp_path)
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "save_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(config(), tmp_path)
+    after = weights(tmp_path)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    train(config(), tmp_path / "whole")
+    train(config(), tmp_path)
+    assert all(torch.equal(v, weights(tmp_path)[n]) for n, v in weights(tmp_path / "whole").items())
+
+
+class Breaking(torch.nn.Module):
+    """Turns a weight into NaN at given steps, as a diverging run does."""
+
+    def __init__(self, model: torch.nn.Module, at: set[int]) -> None:
+        super().__init__()
+        self.model = model
+        self.at = at
+        self.calls = 0
+
+    @property
+    def dequantizer(self):
+        return self.model.dequantizer
+
+    def forward(self, x, noise=None):
+        self.calls += self.training
+        shift = self.model.flow.transform.layers[0].shift
+        if self.training and self.calls in self.at:
+            with torch.no_grad():
+                kept = shift.clone()
+                shift.fill_(float("nan"))
+            try:
+                return self.model(x, noise=noise)
+            finally:
+                with torch.no_grad():
+                    shift.copy_(kept)
+        return self.model(x, noise=noise)
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_layer(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("expmflow.training.loop.noise_kind", lambda model: "normal")
+    model = Breaking(image_run.make_model(), {5})
+    with pytest.raises(
+        TrainingError, match=r"at step 5; got NaN .*layers\.0 \(ActNorm\); the last good .*step-00000003"
+    ):
+        train(image_run.make_config(), tmp_path, model=model, data=image_run.make_data())
+
+
+def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("expmflow.training.loop.noise_kind", lambda model: "normal")
+    model = Breaking(image_run.make_model(), {2, 5})
+    settings = image_run.make_config(steps=6, on_nonfinite="skip")
+    train(settings, tmp_path, model=model, data=image_run.make_data())
+    assert RunFolder(tmp_path).read_metrics()[-2]["skipped"] == 2
+    assert all(torch.isfinite(v).all() for v in weights(tmp_path).values())
+
+
+def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
+    def interrupt(record: dict[str, object]) -> None:
+        if record["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config("train.checkpoint_every=100"), tmp_path, report=interrupt)
+    found = newest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.step == 3
+    train(config("train.checkpoint_every=100"), tmp_path)
+    train(config(), tmp_path / "whole")
+    assert all(torch.equal(v, weights(tmp_path)[n]) for n, v in weights(tmp_path / "whole").items())
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    settings = config("train.steps=40", "train.patience=2", "optim.lr=5.0", "optim.warmup=0", "optim.clip=null")
+    train(settings, tmp_path)
+    validated = [m for m in RunFolder(tmp_path).read_metrics() if "validation_nll" in m]
+    assert len(validated) < 20
+    assert [m["best"] for m in validated[-2:]] == [False, False]
+
+
+def test_starting_from_another_run(tmp_path: Path) -> None:
+    train(config(), tmp_path / "first")
+    train(
+        config("train.steps=1", "optim.lr=1e-12", "optim.ema=null"), tmp_path / "second", init_from=tmp_path / "first"
+    )
+    first, second = load(tmp_path / "first").state_dict(), load(tmp_path / "second").state_dict()
+    for name in first:
+        if "parametrizations" not in name or "original" in name:
+            torch.testing.assert_close(first[name], second[name])
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Expected a batch of at most 320 rows.*; got 1000"):
+        train(config("train.batch_size=1000"), tmp_path)
+    assert not tmp_path.joinpath("config.json").exists()
+
+
+def test_training_lowers_the_loss(tmp_path: Path) -> None:
+    train(config("train.steps=150", "train.validate_every=50", "train.checkpoint_every=150"), tmp_path)
+    losses = [m["nll"] for m in RunFolder(tmp_path).read_metrics() if "nll" in m]
+    assert sum(losses[-20:]) / 20 < sum(losses[:20]) / 20 - 0.1
+
+
+def test_parse_config_knows_the_defaults() -> None:
+    assert parse_config({}).train.steps == 2000

@@ -1,0 +1,59 @@
+"""Randomness, schedules and averages are the functions that they claim to be."""
+
+import pytest
+import torch
+
+from expmflow.training.config import OptimConfig
+from expmflow.training.distributed import Processes
+from expmflow.training.optimizer import Average, learning_rate
+from expmflow.training.randomness import Randomness
+
+
+def test_an_epoch_is_a_permutation_and_epochs_differ() -> None:
+    orders = [Randomness(0).order(epoch, 50) for epoch in range(3)]
+    for order in orders:
+        assert torch.equal(order.sort().values, torch.arange(50))
+    assert not torch.equal(orders[0], orders[1])
+
+
+def test_the_batches_of_an_epoch_share_no_sample() -> None:
+    batches = torch.cat([Randomness(3).batch(step, 50, 10) for step in range(5)])
+    assert torch.equal(batches.sort().values, torch.arange(50))
+    assert torch.equal(Randomness(3).batch(7, 50, 10), Randomness(3).order(1, 50)[20:30])
+
+
+@pytest.mark.parametrize(("kind", "mean", "variance"), [("uniform", 0.5, 1 / 12), ("normal", 0.0, 1.0)])
+def test_noise(kind, mean, variance) -> None:
+    noise = Randomness(1).noise(kind, (200, 50), "noise", 7)
+    assert float(noise.mean()) == pytest.approx(mean, abs=0.03)
+    assert float(noise.var()) == pytest.approx(variance, rel=0.05)
+    assert torch.equal(noise, Randomness(1).noise(kind, (200, 50), "noise", 7))
+    for other in (Randomness(2).noise(kind, (200, 50), "noise", 7), Randomness(1).noise(kind, (200, 50), "noise", 8)):
+        assert not torch.equal(noise, other)
+
+
+def test_parts_of_a_batch_make_the_whole() -> None:
+    rows = torch.arange(12)
+    assert torch.equal(torch.cat([Processes(rank, 3).slice(rows) for rank in range(3)]), rows)
+    with pytest.raises(ValueError, match="Expected a batch that 5 processes can share; got 12"):
+        Processes(0, 5).slice(rows)
+
+
+def test_learning_rate() -> None:
+    config = OptimConfig(lr=1.0, warmup=4, decay=0.5)
+    rates = [learning_rate(config, step, steps_per_epoch=6) for step in (0, 1, 3, 5, 6, 12)]
+    assert rates == [0.25, 0.5, 1.0, 1.0, 0.5, 0.25]
+    every = OptimConfig(lr=1.0, decay=0.1, decay_every=10)
+    assert learning_rate(every, 25, steps_per_epoch=6) == pytest.approx(0.01)
+
+
+def test_average_of_a_constant_is_the_constant_and_of_a_jump_lies_between() -> None:
+    model = torch.nn.Linear(2, 1)
+    average = Average(model, 0.5)
+    start = model.weight.detach().clone()
+    average.update(model, 100)
+    assert torch.allclose(average.values["weight"], start)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    average.update(model, 100)
+    assert torch.allclose(average.values["weight"], start + 0.5)
