@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expmflow.numerics import SeriesPlan, expm_apply, plan_series
+from expmflow.numerics.series import Gradient
 from expmflow.operators import ConvOperator, DenseOperator, LinearOperator
 from expmflow.transforms.base import Output, expanded
 
-if TYPE_CHECKING:
-    from expmflow.transforms.exponential import Exponential
-
 LARGEST_DENSE = 2048  # entries of an event: 16 MiB in float32
 DENSE_COST = 1.6  # of a multiplication inside the large product, relative to one inside a convolution: measured
+
+
+class Freezable(Protocol):
+    """What freezing needs of a layer."""
+
+    tol: float | None
+    terms: int | None
+    gradient: Gradient
+
+    def operator(self) -> LinearOperator: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def buffers(self) -> Iterator[Tensor]: ...
 
 
 class Frozen:
@@ -31,7 +44,7 @@ class Frozen:
         self._plans: dict[tuple[object, ...], SeriesPlan] = {}
         self._matrices: dict[tuple[object, ...], Tensor] = {}
 
-    def __call__(self, layer: Exponential, x: Tensor, sign: float) -> Output:
+    def __call__(self, layer: Freezable, x: Tensor, sign: float) -> Output:
         """exp(±A) x and its logdet."""
         op = self._current(layer)
         event_shape = tuple(x.shape[1:])
@@ -45,7 +58,7 @@ class Frozen:
         z = expm_apply(op, x, sign, terms=plan, gradient=layer.gradient)
         return z, expanded(sign * op.trace(event_shape), x)
 
-    def _current(self, layer: Exponential) -> LinearOperator:
+    def _current(self, layer: Freezable) -> LinearOperator:
         state = [*layer.parameters(), *layer.buffers()]
         unchanged = len(state) == len(self._snapshot) and all(
             new.dtype == old.dtype and new.device == old.device and torch.equal(new, old)
@@ -58,7 +71,7 @@ class Frozen:
             self._plans, self._matrices = {}, {}
         return self._operator
 
-    def _plan(self, layer: Exponential, op: LinearOperator, x: Tensor, sign: float) -> SeriesPlan:
+    def _plan(self, layer: Freezable, op: LinearOperator, x: Tensor, sign: float) -> SeriesPlan:
         event_shape, key = tuple(x.shape[1:]), (tuple(x.shape[1:]), x.dtype, sign)
         if key not in self._plans:
             if layer.terms is not None:
