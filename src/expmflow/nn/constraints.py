@@ -18,7 +18,6 @@ from expmflow.operators import ConvOperator, LinearOperator
 
 WARM_UP = 15
 ROUNDS = 8  # of power iteration per training step: the norms of a convolution lie close together, one round lags behind
-Version = tuple[int, int] | None  # of the weight that a constraint has last seen; None: its state came with the weight
 
 
 class SpectralConstraint(nn.Module):
@@ -55,7 +54,7 @@ class SpectralConstraint(nn.Module):
         self.register_buffer("waves", waves.to(weight), persistent=False)
         self.register_buffer("right", (vectors / _length(vectors)).to(weight))
         self.register_buffer("peak", torch.zeros((), dtype=torch.int64, device=weight.device))
-        self.register_buffer("seen", torch.zeros((), dtype=weight.dtype, device=weight.device))
+        self.register_buffer("seen", torch.zeros(1, dtype=weight.dtype, device=weight.device))
         self.update(weight.detach(), rounds=WARM_UP)
 
     @torch.no_grad()
@@ -101,7 +100,7 @@ class PowerConstraint(nn.Module):
         self.coeff = coeff
         self._template = template
         self.register_buffer("vector", torch.empty(0))
-        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(1))
 
     @torch.no_grad()
     def update(self, weight: Tensor, event_shape: tuple[int, ...]) -> None:
@@ -150,7 +149,8 @@ def constrain(layer: nn.Module, name: str, constraint: SpectralConstraint | Powe
 
 
 class _Tracking(threading.local):
-    suspended = False
+    def __init__(self) -> None:
+        self.suspended = False
 
 
 _tracking = _Tracking()
@@ -173,22 +173,30 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
     with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
         for step in before:
             weight = step(weight)
-        if _tracking.suspended and (torch.compiler.is_compiling() or _has_seen(constraint, weight)):
-            return
+        kept: dict[str, Tensor] = {}
+        stays = constraint.seen == _mark(weight).to(constraint.seen.dtype)
+        if _tracking.suspended:
+            if torch.compiler.is_compiling():  # a graph cannot ask, but it can choose
+                kept = {key: value.clone() for key, value in constraint.named_buffers() if key != "waves"}
+            elif bool(stays):
+                return
         if isinstance(constraint, PowerConstraint):
             constraint.update(weight, event_shape)
         else:
             constraint.update(weight)
-
-
-def _has_seen(constraint: Any, weight: Tensor) -> bool:
-    return bool(constraint.seen == _mark(weight).to(constraint.seen.dtype))
+        for key, value in kept.items():
+            buffer = getattr(constraint, key)
+            if buffer.shape == value.shape:
+                buffer.copy_(torch.where(stays.reshape(()), value, buffer))
 
 
 def _mark(weight: Tensor) -> Tensor:
-    """A number that tells one state of a weight from the next; it is saved, so that a resumed run goes on alike."""
+    """A number that tells one state of a weight from the next; it is saved, so that a resumed run goes on alike.
+
+    `(1,)`: compiled graphs lose what is written to a float64 buffer without axes (PyTorch 2.13).
+    """
     places = torch.arange(1, weight.numel() + 1, dtype=torch.float64, device=weight.device)
-    return places @ weight.detach().flatten().double()
+    return (places @ weight.detach().flatten().double()).reshape(1)
 
 
 def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[Tensor, float]:
