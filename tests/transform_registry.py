@@ -68,7 +68,8 @@ class Cases(dict[str, Callable[[], Case]]):
             torch.manual_seed(seed(name))
             case = self[name]()
             randomise(case.layer)
-            settle(case.layer, points(name, case), case.context)
+            inner = case.layer.transform if isinstance(case.layer, T.Inverse) else case.layer
+            settle(inner, points(name, case), case.context)
             case.layer.eval()
             self._ready[name] = case
         return copy.deepcopy(self._ready[name])
