@@ -10,6 +10,8 @@ import typer
 from expmflow._validation import expect
 from expmflow.cli.console import progress, say
 from expmflow.cli.output import save_text
+from expmflow.report.html import render
+from expmflow.report.summary import summarise
 from expmflow.training.evaluation import open_run
 
 
@@ -22,9 +24,6 @@ def report(
     """One self-contained HTML page: curves, densities, samples, tables; several runs side by side."""
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     expect(target.suffix == ".html", "an .html file", target)
-    from expmflow.report.html import render
-    from expmflow.report.summary import summarise
-
     opened = [open_run(run) for run in runs]
     with progress("reporting", len(opened)) as advance:
         summaries = []

@@ -10,6 +10,7 @@ import typer
 from expmflow._validation import expect
 from expmflow.cli.console import device_named, progress, result, say
 from expmflow.cli.output import save_npy, save_text, table_text, write_whole
+from expmflow.report.figures import samples_figure, save_figure
 from expmflow.training.evaluation import open_run
 
 
@@ -35,8 +36,6 @@ def sample(
     elif kind == ".csv":
         save_text(out, table_text(drawn))
     else:
-        from expmflow.report.figures import samples_figure, save_figure
-
         figure = samples_figure(None, drawn)
         write_whole(out, lambda temporary: save_figure(figure, temporary))
     say(f"{n} samples in {out}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +18,7 @@ from expmflow.cli.console import console, device_named, result, say, speaks
 from expmflow.cli.dry_run import dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
+from expmflow.report.figures import samples_figure, save_figure
 from expmflow.training.checkpoint import list_checkpoints
 from expmflow.training.config import Config, load_config, presets
 from expmflow.training.evaluation import open_run
@@ -81,9 +81,7 @@ def train(
 def _conclude(run: RunFolder) -> None:
     """The best validation, a picture where there is something to draw it with, and what to do next."""
     records = run.read_metrics()
-    if all(importlib.util.find_spec(name) is not None for name in ("matplotlib",)):
-        from expmflow.report.figures import samples_figure, save_figure
-
+    with suppress(ImportError):  # matplotlib belongs to another extra
         trained = open_run(run.path)
         rows = trained.data().train[:SHOWN_SAMPLES]
         figure = samples_figure(rows, trained.sample(len(rows)))
@@ -150,9 +148,12 @@ def _watching(config: Config, run: RunFolder, before: int) -> Iterator[Report]:
 
 
 def _tensorboard(run: RunFolder, before: int) -> _Writer | None:
-    if not speaks() or importlib.util.find_spec("tensorboard") is None:
+    if not speaks():
         return None
-    from torch.utils.tensorboard import SummaryWriter
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
 
     class Lazy:
         """Makes its folder with the first number: a run that is refused leaves nothing behind."""
