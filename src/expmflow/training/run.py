@@ -26,6 +26,7 @@ from expmflow.training.files import flush_directory, flush_file, write_json, wri
 
 RUN_FORMAT_VERSION = 1
 CHECKSUM = "sha256"
+MODEL_CHECKSUM = "model_sha256"
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,10 @@ class RunFolder:
 
 
 def save_config(path: Path, config: Config, event_shape: tuple[int, ...]) -> None:
-    """The resolved config, with the format's version and the events' shape beside it."""
+    """The resolved config, the format's version, the events' shape, and a checksum of what the model is made of."""
     values = {"format_version": RUN_FORMAT_VERSION, "event_shape": list(event_shape)}
-    write_json(path, {**values, "config": config.model_dump(mode="json")})
+    dumped = config.model_dump(mode="json")
+    write_json(path, {**values, MODEL_CHECKSUM: _model_checksum(dumped, event_shape), "config": dumped})
 
 
 def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
@@ -112,7 +114,13 @@ def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
     shape = values.get("event_shape")
     if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
         raise CheckpointError(f"Expected the shape of an event in {path}; got {shape!r}.")
-    return parse_config(values.get("config")), tuple(shape)
+    config = parse_config(values.get("config"))
+    expected = values.get(MODEL_CHECKSUM)
+    if expected is not None and expected != _model_checksum(values["config"], shape):
+        raise CheckpointError(
+            f"Expected the model in {path} to have the checksum beside it; got another: it was altered."
+        )
+    return config, tuple(shape)
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -187,6 +195,15 @@ def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]]
     target.path.mkdir(parents=True, exist_ok=True)
     save_config(target.config, config, tuple(event_shape))
     target.save_weights(model.state_dict())
+
+
+def _model_checksum(config: dict[str, Any], event_shape: Sequence[int]) -> str:
+    """Of what the weights need to mean the same; the rest of a config may be edited, as when data moves.
+
+    Taken of the file's own values: a later version may know more settings, and read the same file.
+    """
+    meaning = [config.get("model"), config.get("train", {}).get("precision"), list(event_shape)]
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

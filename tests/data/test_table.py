@@ -1,0 +1,106 @@
+"""Tables from files, points in the plane, and how rows are split."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expmflow.data import DataError, Dataset, load_table, split, two_moons
+
+
+def written(folder: Path, text: str, name: str = "t.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1,2\n3,4\n", "a,b\n1,2\n3,4\n", "\ufeff1,2\r\n3,4\r\n", "1,2\n\n3,4", ' 1 ,"2"\n3e0,0.4e1\n', "x,\n1,2\n3,4\n"],
+)
+def test_the_same_table_in_many_hands(tmp_path: Path, text: str):
+    assert load_table(written(tmp_path, text)).tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f8", "i4", "u1", "i8"])
+def test_arrays_of_any_real_kind(tmp_path: Path, dtype: str):
+    np.save(tmp_path / "t.npy", np.asfortranarray(np.array([[1, 2], [3, 4]], dtype)))
+    rows = load_table(tmp_path / "t.npy")
+    assert rows.dtype == torch.float32
+    assert rows.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expected rows of numbers in"),
+        ("a,b\n", "Expected rows of numbers in"),
+        ("1,2\n3\n", "Expected 2 columns in line 2 of"),
+        ("1,2\nx,4\n", "Expected numbers in line 2 of"),
+        ("a,b\n1,2\n3,\n", "Expected numbers in line 3 of"),
+        ("1,2\nnan,4\n", "got 1 rows with NaN, infinity or numbers too large, first row 2."),
+        ("1,inf\n", "first row 1."),
+        ("1,1e39\n", "numbers too large"),
+        ("1;2\n3;4\n", "Expected numbers in line 2 of"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, text: str, message: str):
+    with pytest.raises(DataError) as caught:
+        load_table(written(tmp_path, text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(3),
+        np.zeros((2, 2, 2)),
+        np.zeros((0, 2)),
+        np.zeros((2, 2), complex),
+        np.array([["a"]]),
+        np.zeros((2, 2), bool),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(tmp_path: Path, array: np.ndarray):
+    np.save(tmp_path / "t.npy", array)
+    with pytest.raises(DataError, match=r"Expected (rows and columns|real numbers) in"):
+        load_table(tmp_path / "t.npy")
+
+
+def test_objects_are_never_unpickled(tmp_path: Path):
+    np.save(tmp_path / "t.npy", np.array([[{}]], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="Expected an array of numbers in"):
+        load_table(tmp_path / "t.npy")
+
+
+def test_other_files_are_refused_by_name(tmp_path: Path):
+    with pytest.raises(DataError, match=r"Expected a \.npy or \.csv file; got .*t\.txt"):
+        load_table(tmp_path / "t.txt")
+    with pytest.raises(DataError, match=r"Expected the file .*t\.csv; got none"):
+        load_table(tmp_path / "t.csv")
+
+
+@given(rows=st.integers(1, 60), validation=st.floats(0, 1, exclude_max=True), test=st.floats(0, 1, exclude_max=True))
+def test_every_row_is_in_one_part(rows: int, validation: float, test: float):
+    numbers = torch.arange(float(rows)).unsqueeze(1)
+    if int(rows * validation) + int(rows * test) >= rows:
+        with pytest.raises(ValueError, match="Expected at least one row for training; got"):
+            split(numbers, validation, test)
+        return
+    parts = split(numbers, validation, test)
+    assert isinstance(parts, Dataset)
+    assert len(parts.train) >= 1
+    assert torch.equal(torch.cat([parts.train, parts.validation, parts.test]), numbers)
+    assert parts.event_shape == (1,)
+
+
+def test_moons_lie_on_two_half_circles():
+    points = two_moons(4000, torch.Generator().manual_seed(0), noise=0.0)
+    first, second = points.norm(dim=1), (points - torch.tensor([1.0, 0.5])).norm(dim=1)
+    distance = torch.minimum((first - 1).abs(), (second - 1).abs())
+    assert distance.max() < 1e-5
+    assert torch.equal(points, two_moons(4000, torch.Generator().manual_seed(0), noise=0.0))

@@ -1,0 +1,129 @@
+"""Runs that were altered by hand, by another version, or by a failing disk."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import expmflow as ef
+from cli_runs import TINY, run_command, train_tiny
+from expmflow.training.checkpoint import CheckpointError, list_checkpoints
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return shutil.copytree(original, tmp_path / "run")
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x40
+    path.write_bytes(content)
+
+
+def newer(path: Path) -> None:
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "format_version": 99}))
+
+
+def test_a_run_of_a_newer_version_is_refused_with_that_sentence(run: Path):
+    newer(run / "config.json")
+    for arguments in (("evaluate", run), ("sample", run), ("report", run), ("train", "moons", *TINY, "--out", run)):
+        outcome = run_command(*arguments)
+        assert outcome.code == 1
+        assert "Expected format version 1 or older in" in outcome.err
+        assert outcome.err.endswith("got 99: a newer expmflow wrote it.")
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused(run: Path):
+    newer(list_checkpoints(run / "checkpoints")[0] / "manifest.json")
+    outcome = run_command("train", "moons", *TINY, "train.steps=8", "--out", run)
+    assert outcome.code == 1
+    assert outcome.err.endswith("got 99: a newer expmflow wrote it.")
+
+
+@pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(run: Path, original: Path, name: str, damage: str):
+    newest, before = list_checkpoints(run / "checkpoints")[:2]
+    file = newest / name
+    if damage == "altered":
+        flip(file, file.stat().st_size // 2)
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-7])
+    else:
+        file.unlink()
+    outcome = run_command("train", "moons", *TINY, "--out", run)
+    assert outcome.code == 0, outcome.err
+    assert str(newest) in outcome.err
+    assert "Using the checkpoint before it." in outcome.err
+    assert f"Resuming at step {int(before.name[5:])}." in outcome.err
+    for key, tensor in ef.load(original).state_dict().items():
+        assert torch.equal(tensor, ef.load(run).state_dict()[key]), key
+
+
+@pytest.mark.parametrize(("place", "message"), [(3, "Expected weights in"), (-50, "Expected the weights in")])
+def test_damaged_weights_are_one_sentence(run: Path, place: int, message: str):
+    weights = run / "model.safetensors"
+    flip(weights, place)
+    for arguments in (("evaluate", run), ("sample", run), ("report", run)):
+        outcome = run_command(*arguments)
+        assert outcome.code == 1
+        assert outcome.err.startswith(f"{message} {weights}")
+
+
+def test_missing_weights_are_one_sentence(run: Path):
+    (run / "model.safetensors").unlink()
+    outcome = run_command("evaluate", run)
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"Expected weights in {run / 'model.safetensors'}; got: No such file")
+
+
+def test_weights_of_another_model_are_one_sentence(run: Path):
+    config = json.loads((run / "config.json").read_text())
+    config["config"]["model"]["coeff"] = 0.8  # the weights fit, and mean something else
+    (run / "config.json").write_text(json.dumps(config))
+    outcome = run_command("evaluate", run)
+    assert outcome.code == 1
+    assert outcome.err.endswith("to have the checksum beside it; got another: it was altered.")
+    del config["model_sha256"]
+    config["config"]["model"]["hidden"] = 9
+    (run / "config.json").write_text(json.dumps(config))
+    outcome = run_command("evaluate", run)
+    assert outcome.code == 1
+    assert "to fit the model; got:" in outcome.err
+
+
+def test_data_may_move(run: Path):
+    config = json.loads((run / "config.json").read_text())
+    config["config"]["data"]["path"] = "elsewhere.csv"
+    (run / "config.json").write_text(json.dumps(config))
+    assert run_command("evaluate", run).code == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format_version": "1"}', '{"format_version": 1, "event_shape": []}'])
+def test_a_damaged_config_is_one_sentence(run: Path, text: str):
+    (run / "config.json").write_text(text)
+    with pytest.raises((CheckpointError, ValueError), match="Expected "):
+        ef.load(run)
+    outcome = run_command("evaluate", run)
+    assert outcome.code in (1, 2)
+    assert outcome.err.startswith("Expected ")
+
+
+def test_a_config_that_asks_for_too_much_memory_is_one_sentence(run: Path):
+    config = json.loads((run / "config.json").read_text())
+    del config["model_sha256"]
+    config["config"]["model"]["hidden"] = 10**7
+    (run / "config.json").write_text(json.dumps(config))
+    outcome = run_command("evaluate", run)
+    assert outcome.code == 1
+    assert "Expected enough memory; got too little." in outcome.err

@@ -1,0 +1,84 @@
+"""Configs: shipped, given, mistaken."""
+
+from pathlib import Path
+
+import pytest
+
+from expmflow.training.config import Config, ConfigError, load_config, parse_config, presets
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_parses(name: str):
+    assert isinstance(load_config(name), Config)
+
+
+def test_overrides_come_last_and_keep_their_kind():
+    config = load_config("moons", ["train.steps=7", "optim.lr=1e-2", "optim.clip=null", "optim.betas=[0.8,0.9]"])
+    assert (config.train.steps, config.optim.lr, config.optim.clip) == (7, 0.01, None)
+    assert config.optim.betas == (0.8, 0.9)
+    assert config.model == load_config("moons").model
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
+def test_files_in_yaml_and_json(tmp_path: Path, suffix: str):
+    path = tmp_path / f"c.{suffix}"
+    path.write_text('{"train": {"steps": 3, "seed": 1}, "optim": {"lr": 1e-5}}')
+    config = load_config(str(path), ["train.seed=2"])
+    assert (config.train.steps, config.train.seed, config.optim.lr) == (3, 2, 1e-5)
+
+
+def test_a_config_is_its_own_json():
+    config = load_config("table", ["data.path=here.csv"])
+    assert parse_config(config.model_dump(mode="json")) == config
+
+
+def test_five_mistakes_are_five_lines(tmp_path: Path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        "data: {name: moos}\nmodel: {blcks: 2}\noptim: {lr: -1}\ntrain: {steps: many, precision: float16}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(path))
+    first, *lines = str(caught.value).splitlines()
+    assert first == "Expected a valid config; got 5 problems:"
+    assert len(lines) == 5
+    for place in ("data.name", "model.blcks", "optim.lr", "train.steps", "train.precision"):
+        assert sum(line.startswith(f"  {place}: ") for line in lines) == 1, place
+
+
+@pytest.mark.parametrize(
+    ("override", "near"), [("train.setps=3", "steps"), ("optm.lr=1", "optim"), ("model.hiden=3", "hidden")]
+)
+def test_a_misspelt_key_names_the_nearest(override: str, near: str):
+    with pytest.raises(ConfigError, match=rf"no such key \(did you mean '{near}'\?\)"):
+        load_config("moons", [override])
+
+
+def test_an_unknown_preset_names_the_known_and_the_nearest():
+    with pytest.raises(
+        ConfigError, match=r"Expected a preset \(.*moons.*\) or a \.yaml file; got 'mons' \(did you mean"
+    ):
+        load_config("mons")
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "", " =3"])
+def test_an_override_has_a_key_and_a_value(override: str):
+    with pytest.raises(ConfigError, match="Expected an override key=value; got"):
+        load_config("moons", [override])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", "a: b: c", "{", "\tx", "x: !!python/object/apply:os.system [ls]", "train: ${nowhere}", "train: 3"],
+)
+def test_what_is_no_config_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"Expected a (valid )?config"):
+        load_config(str(path))
+
+
+@pytest.mark.parametrize("values", [None, [], "moons", 3])
+def test_values_have_to_be_sections(values: object):
+    with pytest.raises(ConfigError, match="Expected a config of sections; got"):
+        parse_config(values)
