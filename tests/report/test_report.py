@@ -1,0 +1,201 @@
+"""The report: its pictures, its tables, and that it needs nothing else."""
+
+import base64
+import math
+import os
+import re
+import shutil
+import struct
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import expmflow as ef
+from cli_runs import TINY, run_command, train_tiny
+from expmflow.report.figures import samples_figure, save_figure
+from expmflow.report.summary import certificates, density, round_trip, summarise
+from expmflow.training.evaluation import Trained, open_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """The images' addresses, and the cells of each table by its id or class."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.images: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.links: list[str] = []
+        self._rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag == "img":
+            self.images.append(known.get("src") or "")
+            assert known.get("alt")
+        if tag == "table":
+            self._rows = self.tables.setdefault(known.get("id") or known.get("class") or "", [])
+        if tag == "tr":
+            self._rows.append([])
+        if tag in ("td", "th"):
+            self._rows[-1].append("")
+        if tag not in ("img", "meta", "link"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & set(self._open):
+            self._rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a table of five columns."""
+    folder = tmp_path_factory.mktemp("wide")
+    np.save(folder / "t.npy", np.random.default_rng(0).normal(size=(200, 5)))
+    settings = (*TINY[1:], "data.name=table", f"data.path={folder / 't.npy'}")
+    assert run_command("train", "moons", *settings, "--out", folder / "run").code == 0
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(run: Path) -> Trained:
+    return open_run(run)
+
+
+def png_size(address: str) -> tuple[int, int]:
+    prefix = "data:image/png;base64,"
+    assert address.startswith(prefix)
+    content = base64.b64decode(address.removeprefix(prefix))
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    return width, height
+
+
+def test_one_run_has_its_pictures_and_tables(run: Path):
+    outcome = run_command("report", run)
+    assert outcome.code == 0
+    assert outcome.err == f"report in {run / 'report.html'}"
+    page = Page((run / "report.html").read_text(encoding="utf-8"))
+    assert len(page.images) == 2
+    assert all(min(png_size(image)) > 300 for image in page.images)
+    assert all(link.startswith("data:") for link in page.links)  # nothing is fetched
+    results = {row[0]: row[1] for row in page.tables["results"][1:]}
+    assert results["parameters"].replace(",", "") == str(sum(p.numel() for p in ef.load(run).parameters()))
+    assert float(results["round-trip error, relative"]) < 1e-4
+    assert float(results["largest certified truncation error"]) <= 1e-6
+    assert len(page.tables["certificates"]) == 1 + 1  # a head, and one exponential in one block
+    assert ["train.steps", "6"] in page.tables["config"]
+    assert {row[0] for row in page.tables["timings"][1:]} >= {"training, per step", "sample, per row"}
+
+
+def test_best_validation_is_the_least_on_record(run: Path, trained: Trained):
+    page = Page(run_report(run))
+    best = min(r["validation_nll"] for r in trained.folder.read_metrics() if "validation_nll" in r)
+    assert ["best validation nll (nats)", f"{best:.4f}"] in page.tables["results"]
+
+
+def run_report(*runs: Path) -> str:
+    target = runs[0].parent / "compared.html"
+    assert run_command("report", *runs, "--out", target).code == 0
+    return target.read_text(encoding="utf-8")
+
+
+def test_several_runs_stand_side_by_side(run: Path, wide: Path):
+    page = Page(run_report(run, wide))
+    assert len(page.images) == 3
+    for table in ("results", "timings", "config"):
+        assert page.tables[table][0][1:] == [str(run), str(wide)]
+        assert all(len(row) == 3 for row in page.tables[table])
+
+
+def test_settings_that_differ_are_marked(run: Path, wide: Path):
+    text = run_report(run, wide)
+    marked = set(re.findall(r'<tr class="differs"><td><code>([a-z_.]+)</code>', text))
+    assert marked == {"data.name", "data.path", "data.samples"}
+
+
+def test_names_are_escaped(run: Path, tmp_path: Path):
+    odd = shutil.copytree(run, tmp_path / "<script>alert(1)</script>".replace("/", "∕"))
+    text = run_report(odd)
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_run_without_metrics_is_still_reported(run: Path, tmp_path: Path):
+    ef.save_pretrained(run, tmp_path / "alone")
+    page = Page(run_report(tmp_path / "alone"))
+    assert ["best validation nll (nats)", "–"] in page.tables["results"]
+    assert len(page.images) == 2
+
+
+def test_certificates_bound_the_true_norm(trained: Trained):
+    rows = trained.data().test
+    (found,) = certificates(trained, rows)
+    weight = trained.model.get_submodule(found.name).weight.detach().double()
+    assert torch.linalg.matrix_norm(weight, ord=2) <= found.norm * (1 + 1e-6)
+    assert torch.linalg.eigvalsh((weight + weight.T) / 2).max() <= found.log_norm + 1e-6
+    columns = ef.expm_apply(ef.DenseOperator(weight.float()), torch.eye(2), terms=found.plan).double()
+    error = (columns - torch.linalg.matrix_exp(weight).T).norm(dim=1).max()
+    assert 0 < error <= found.plan.error_bound * math.exp(max(found.log_norm, 0))
+
+
+def test_density_is_the_model_and_has_most_of_its_mass_in_view(trained: Trained):
+    seen = density(trained, trained.data().train)
+    x0, x1, y0, y1 = seen.extent
+    corner = trained.log_likelihoods(torch.tensor([[x0, y0], [x1, y0]], dtype=torch.float64)).exp()
+    torch.testing.assert_close(torch.stack([seen.values[0, 0], seen.values[0, -1]]), corner, rtol=1e-4, atol=1e-8)
+    area = (x1 - x0) * (y1 - y0)
+    assert 0.5 < float(seen.values.mean()) * area < 1.02
+
+
+def test_round_trip_is_small(trained: Trained):
+    assert 0 <= round_trip(trained, trained.data().test) < 1e-4
+    assert summarise(trained).round_trip < 1e-4
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 20])
+def test_figures_of_any_width(tmp_path: Path, columns: int):
+    rows = torch.randn(50, columns, generator=torch.Generator().manual_seed(0))
+    rows[:, 0] = 1.0  # a constant column has no range
+    for data in (None, rows):
+        save_figure(samples_figure(data, rows), tmp_path / "figure")
+        assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+def test_a_browser_shows_it(run: Path, tmp_path: Path):
+    (tmp_path / "report.html").write_text(run_report(run), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'user'}"]
+    script = "window.onload=()=>{document.title=[...document.images].map(i=>i.naturalWidth).join()}"
+    text = (
+        (tmp_path / "report.html").read_text(encoding="utf-8").replace("</body>", f"<script>{script}</script></body>")
+    )
+    (tmp_path / "probed.html").write_text(text, encoding="utf-8")
+    address = (tmp_path / "probed.html").as_uri()
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, "--dump-dom", address],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    widths = re.search(r"<title>([\d,]+)</title>", done.stdout)
+    assert widths is not None, done.stderr[-500:]
+    assert all(int(width) > 300 for width in widths.group(1).split(","))
