@@ -44,6 +44,9 @@ def test_arrays_of_any_real_kind(tmp_path: Path, dtype: str):
         ("1,2\nnan,4\n", "got 1 rows with NaN, infinity or numbers too large, first row 2."),
         ("1,inf\n", "first row 1."),
         ("1,1e39\n", "numbers too large"),
+        ("1,x\n3,4\n", "Expected numbers in line 1 of"),
+        ("1,2\n1_0,4\n", "Expected numbers in line 2 of"),
+        ('1,2\n"3"3,4\n', "Expected lines of text in"),
         ("1;2\n3;4\n", "Expected numbers in line 2 of"),
     ],
 )
@@ -73,6 +76,15 @@ def test_arrays_of_another_kind_are_refused(tmp_path: Path, array: np.ndarray):
 
 def test_objects_are_never_unpickled(tmp_path: Path):
     np.save(tmp_path / "t.npy", np.array([[{}]], dtype=object), allow_pickle=True)
+    with pytest.raises(DataError, match="Expected an array of numbers in"):
+        load_table(tmp_path / "t.npy")
+
+
+@pytest.mark.parametrize("removed", [b"(", b"}", b"'", b"\n", b"descr", b"\x93"])
+def test_a_damaged_header_is_refused(tmp_path: Path, removed: bytes):
+    np.save(tmp_path / "t.npy", np.zeros((2, 2)))
+    content = (tmp_path / "t.npy").read_bytes()
+    (tmp_path / "t.npy").write_bytes(content.replace(removed, b"", 1))
     with pytest.raises(DataError, match="Expected an array of numbers in"):
         load_table(tmp_path / "t.npy")
 

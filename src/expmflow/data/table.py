@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +41,10 @@ def load_table(path: Path) -> Tensor:
 
 def _read_npy(path: Path) -> np.ndarray:
     try:
-        values = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, MemoryError, SyntaxError, TypeError, KeyError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # numpy repairs some headers
+            values = np.load(path, allow_pickle=False)
+    except Exception as error:  # numpy parses the header as Python, and raises whatever that parser does
         raise DataError(f"Expected an array of numbers in {path}; got: {_first_line(error)}.") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise DataError(f"Expected real numbers in {path}; got {getattr(values, 'dtype', type(values).__name__)}.")
@@ -53,12 +55,15 @@ def _read_csv(path: Path) -> np.ndarray:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = [
-                (reader.line_num, row) for reader in [csv.reader(file)] for row in reader if any(map(str.strip, row))
+                (reader.line_num, row)
+                for reader in [csv.reader(file, strict=True)]
+                for row in reader
+                if any(map(str.strip, row))
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"Expected lines of text in {path}; got: {_first_line(error)}.") from None
-    if rows and not all(_is_number(cell) for cell in rows[0][1]):
-        rows = rows[1:]  # the names of the columns
+    if rows and not any(_is_number(cell) for cell in rows[0][1]):
+        rows = rows[1:]  # the names of the columns; a line with some numbers in it is a mistake
     if not rows:
         raise DataError(f"Expected rows of numbers in {path}; got none.")
     width = len(rows[0][1])
@@ -73,9 +78,10 @@ def _read_csv(path: Path) -> np.ndarray:
 
 def _is_number(cell: str) -> bool:
     try:
-        return not math.isnan(float(cell)) or cell.strip().lower() == "nan"
+        float(cell)
     except ValueError:
         return False
+    return "_" not in cell  # Python's own way of writing large numbers
 
 
 def _first_line(error: Exception) -> str:
