@@ -186,9 +186,7 @@ def test_figures_of_any_width(tmp_path: Path, columns: int):
 def test_a_browser_shows_it(compared: str, tmp_path: Path):
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'user'}"]
     script = "window.onload=()=>{document.title=[...document.images].map(i=>i.naturalWidth).join()}"
-    text = (
-        (tmp_path / "report.html").read_text(encoding="utf-8").replace("</body>", f"<script>{script}</script></body>")
-    )
+    text = compared.replace("</body>", f"<script>{script}</script></body>")
     (tmp_path / "probed.html").write_text(text, encoding="utf-8")
     address = (tmp_path / "probed.html").as_uri()
     done = subprocess.run(
@@ -201,4 +199,5 @@ def test_a_browser_shows_it(compared: str, tmp_path: Path):
     )
     widths = re.search(r"<title>([\d,]+)</title>", done.stdout)
     assert widths is not None, done.stderr[-500:]
+    assert len(widths.group(1).split(",")) == 3
     assert all(int(width) > 300 for width in widths.group(1).split(","))
