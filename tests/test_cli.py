@@ -122,6 +122,18 @@ def test_dry_run_estimates_and_writes_nothing(here: Path):
     assert {name.split("/")[0] for name in files(here)} == {"run"}
 
 
+def test_a_run_finds_its_data_from_any_folder(here: Path, monkeypatch: pytest.MonkeyPatch):
+    np.savetxt("t.csv", np.random.default_rng(0).normal(size=(120, 3)), delimiter=",", header="a,b,c", comments="")
+    settings = ("data.path=t.csv", "data.test=0.2", *TINY[1:])
+    for steps in (4, 6):  # and it goes on with the same relative name
+        assert run_command("train", "table", *settings, f"train.steps={steps}", "--out", "run").code == 0
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    assert json.loads(run_command("evaluate", "../run", "--json").out)["rows"] == 24
+    assert run_command("score", "../run", "../t.csv").code == 0
+    assert files(here / "other") == set()
+
+
 def test_weights_are_taken_from_another_run(run: Path, tmp_path: Path):
     outcome = run_command(
         "train", "moons", *TINY, "train.steps=1", "optim.lr=1e-12", "--out", tmp_path / "next", "--init-from", run

@@ -57,7 +57,7 @@ def train(
     processes: torchrun --nproc-per-node 2 -m expmflow train moons.
     """
     skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
-    config = load_config(source, [*(overrides or []), *skipping])
+    config = _with_whole_path(load_config(source, [*(overrides or []), *skipping]))
     folder = out or Path("runs") / (source if source in presets() else Path(source).stem)
     expect(not folder.exists() or folder.is_dir(), "--out to be a folder", f"the file {folder}")
     device_named(device)
@@ -76,6 +76,14 @@ def train(
         raise typer.Exit(INTERRUPTED) from None
     if speaks():
         _conclude(run)
+
+
+def _with_whole_path(config: Config) -> Config:
+    """A run finds its data again from any folder."""
+    path = config.data.path
+    if path is None:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"path": path.absolute()})})
 
 
 def _conclude(run: RunFolder) -> None:
