@@ -304,5 +304,6 @@ def _largest_degree(adjacency: Tensor, mask: Tensor | None) -> Tensor:
     linked = adjacency != 0
     if mask is not None:
         linked = linked & mask.unsqueeze(-1) & mask.unsqueeze(-2)
-    largest = linked.sum(-1).amax(-1).clamp_min(1)
+    neighbours = linked.sum(-1)
+    largest = (neighbours.amax(-1) if neighbours.shape[-1] else neighbours.sum(-1)).clamp_min(1)
     return largest[:, None, None] if largest.ndim else largest

@@ -27,7 +27,8 @@ class GeneralizedSylvester(Transform):
     Args:
         basis: any invertible linear layer, W.
         inner: a module whose `forward(u, context)` returns `(f(u), diagonal)`, with a Jacobian that is triangular in
-            some order of the variables and a diagonal greater than −1 (Theorem 2); `check_inner` tests both.
+            some order of the variables and a diagonal greater than −1 (Theorem 2); `check_inner` tests both. A context
+            that is a tensor with one row per sample is cut to the samples that the inverse still seeks.
         tol: the largest entry of the residual of the inverse, relative to max(1, max |W z|); follows the dtype.
         max_iterations: before the inverse gives up with `ConvergenceError`.
 
@@ -74,14 +75,18 @@ class GeneralizedSylvester(Transform):
     def _solve(self, v: Tensor, context: Any) -> Tensor:
         """u with u + f(u) = v; the gradient, where one is wanted, does not pass through the iterations."""
 
-        def rows_of(rows: Tensor) -> Any:
-            per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == v.shape[0]
-            return context[rows] if per_row else context
+        per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == v.shape[0]
+
+        def evaluate(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            if context is None or per_row:
+                return self.inner(u, context[rows] if per_row else None)
+            value, diagonal = self.inner(v.index_copy(0, rows, u), context)  # a graph, say: who knows its rows
+            return value[rows], diagonal[rows]
 
         try:
             with torch.no_grad():
                 solution = triangular_fixed_point(
-                    lambda u, rows: self.inner(u, rows_of(rows)),
+                    evaluate,
                     v.detach(),
                     tol=self.tol,
                     max_iterations=self.max_iterations,
@@ -106,8 +111,9 @@ class GeneralizedSylvester(Transform):
 def check_inner(inner: nn.Module, u: Tensor, context: Any = None) -> None:
     """As `GeneralizedSylvester.check_inner`."""
     _, declared = inner(u, context)
+    per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == u.shape[0]
     for row in range(u.shape[0]):
-        own = context[row : row + 1] if isinstance(context, Tensor) else context
+        own = context[row : row + 1] if per_row else context
         size = u[row].numel()
         jacobian = torch.autograd.functional.jacobian(
             lambda point, own=own: inner(point.reshape(1, *u.shape[1:]), own)[0].flatten(),
