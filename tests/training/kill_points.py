@@ -17,11 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from image_run import run
 
 import expmflow.training.checkpoint as checkpoint_module
-import expmflow.training.run as run_module
 
 
 class FileOperations:
@@ -41,8 +39,6 @@ class FileOperations:
             (os, "mkdir"),
         ):
             setattr(module, name, self._counted(getattr(module, name)))
-        for module in (checkpoint_module, run_module):
-            module.save_file = self._counted(safetensors.torch.save_file)  # type: ignore[attr-defined]
         shutil.rmtree = checkpoint_module.shutil.rmtree = self._counted(shutil.rmtree)
         opened = builtins.open
 

@@ -93,7 +93,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "save_file", full)
+        patch.setattr(checkpoint_module, "write_tensors", full)
         with pytest.raises(OSError, match="No space left"):
             train(config(), tmp_path)
     after = weights(tmp_path)
@@ -164,12 +164,25 @@ def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:
     assert all(torch.equal(v, weights(tmp_path)[n]) for n, v in weights(tmp_path / "whole").items())
 
 
+def test_samples_at_intervals_are_the_same_in_a_resumed_run(tmp_path: Path) -> None:
+    whole: dict[int, torch.Tensor] = {}
+    parts: dict[int, torch.Tensor] = {}
+    train(config("train.sample_every=2"), tmp_path / "whole", on_samples=whole.__setitem__)
+    train(config("train.sample_every=2", "train.steps=3"), tmp_path / "parts", on_samples=parts.__setitem__)
+    train(config("train.sample_every=2"), tmp_path / "parts", on_samples=parts.__setitem__)
+    assert list(whole) == [2, 4, 6]
+    assert all(torch.equal(whole[step], parts[step]) for step in whole)
+
+
 def test_early_stopping(tmp_path: Path) -> None:
     settings = config("train.steps=40", "train.patience=2", "optim.lr=5.0", "optim.warmup=0", "optim.clip=null")
     train(settings, tmp_path)
     validated = [m for m in RunFolder(tmp_path).read_metrics() if "validation_nll" in m]
     assert len(validated) < 20
     assert [m["best"] for m in validated[-2:]] == [False, False]
+    found = newest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.step == validated[-1]["step"]
 
 
 def test_starting_from_another_run(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import StrEnum
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from torch import Tensor
 
 from expmflow._validation import expect
 from expmflow.cli.console import console, device_named, result, say, speaks
@@ -69,7 +70,7 @@ def train(
     say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")
     try:
         with _watching(config, run, before) as watch:
-            train_run(config, folder, device=device, init_from=init_from, report=watch)
+            train_run(config, folder, device=device, init_from=init_from, report=watch, on_samples=_drawing(run))
     except KeyboardInterrupt:
         step = _newest_step(run)
         say(f"Interrupted: saved at step {step} in {folder}." if step else "Interrupted: nothing to save yet.")
@@ -84,6 +85,20 @@ def _with_whole_path(config: Config) -> Config:
     if path is None:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"path": path.absolute()})})
+
+
+def _drawing(run: RunFolder) -> Callable[[int, Tensor], None]:
+    """Pictures of the samples that training shows, where there is something to draw them with."""
+
+    def draw(step: int, samples: Tensor) -> None:
+        with suppress(ImportError):
+            rows = open_run(run.path).data().train[: len(samples)]
+            figure = samples_figure(rows, samples)
+            path = run.path / "samples" / f"step-{step:08d}.png"
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, lambda temporary: save_figure(figure, temporary))
+
+    return draw
 
 
 def _conclude(run: RunFolder) -> None:

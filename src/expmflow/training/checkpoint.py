@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from expmflow.training.files import flush_directory, flush_file, write_json
+from expmflow.training.files import flush_directory, write_json, write_tensors
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message names it and says why."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint or run that a newer version has written: not damaged, so nothing older is used in its place."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for group, tensors in checkpoint.tensors.items():
-        save_file(
-            {name: t.detach().contiguous().cpu() for name, t in tensors.items()}, temporary / f"{group}.safetensors"
-        )
-        flush_file(temporary / f"{group}.safetensors")
+        write_tensors(temporary / f"{group}.safetensors", tensors)
     write_json(temporary / STATE, {"step": checkpoint.step, **checkpoint.state})
     write_json(temporary / MANIFEST, {"format_version": FORMAT_VERSION, "files": _describe(temporary)})
     flush_directory(temporary)
@@ -97,9 +98,9 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     for path in list_checkpoints(folder):
         try:
             return load_checkpoint(path)
+        except NewerFormatError:
+            raise
         except CheckpointError as error:
-            if "format" in str(error):  # not damaged: from the future
-                raise
             log.warning("%s Using the checkpoint before it.", error)
     return None
 
@@ -119,7 +120,7 @@ def check_format(manifest: Mapping[str, Any], path: Path) -> None:
     if not isinstance(version, int) or version < 1:
         raise CheckpointError(f"Expected a version number in the manifest of {path}; got {version!r}.")
     if version > FORMAT_VERSION:
-        raise CheckpointError(
+        raise NewerFormatError(
             f"Expected format version {FORMAT_VERSION} or older in {path}; got {version}: a newer expmflow wrote it."
         )
 

@@ -64,6 +64,7 @@ class TrainConfig(_Section):
     log_every: Positive = 50
     validate_every: Positive = 500
     checkpoint_every: Positive = 500
+    sample_every: Positive | None = Field(None, description="steps between pictures of samples; none if not given")
     patience: Positive | None = Field(None, description="validations without improvement before stopping early")
     on_nonfinite: Literal["stop", "skip"] = "stop"
     precision: Literal["float32", "float64", "bfloat16"] = Field(

@@ -17,9 +17,9 @@ from expmflow.training.build import DTYPES, build_data, log_likelihood, noise_ki
 from expmflow.training.config import Config
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder, load
+from expmflow.training.sampling import draw
 
 Advance = Callable[[int], None]
-LARGEST_SAMPLE = 1024  # rows that are drawn at a time
 LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time
 ROWS_FOR_SCORES = 10_000  # training rows that a score is measured against
 
@@ -62,21 +62,7 @@ class Trained:
         """`(n, *event)` on the CPU, the same for the same seed."""
         expect_count(n, "the number of samples")
         expect(math.isfinite(temperature) and temperature > 0, "a positive temperature", temperature)
-        flow = self.flow
-        if flow is None:
-            raise ValueError(f"Expected a model that can be sampled; got {type(self.model).__name__}.")
-        randomness, drawn = Randomness(seed), []
-        for k, start in enumerate(range(0, n, LARGEST_SAMPLE)):
-            count = min(LARGEST_SAMPLE, n - start)
-            shape = (LARGEST_SAMPLE, *self.event_shape)  # whole blocks, so that more samples begin with the same ones
-            noise = self.rows(randomness.noise("normal", shape, "sample", k)[:count])
-            part = flow.sample(count, temperature=temperature, noise=noise)
-            if isinstance(self.model, DequantizedFlow):
-                levels = self.model.levels
-                part = ((part + 0.5) * levels).floor().clamp(0, levels - 1).to(torch.int64)
-            drawn.append(part.cpu())
-            advance(count)
-        return torch.cat(drawn)
+        return draw(self.model, n, Randomness(seed), temperature=temperature, advance=advance)
 
     @torch.no_grad()
     def _likelihoods(self, rows: Tensor) -> Iterator[Tensor]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
 
 
 def write_text(path: Path, text: str) -> None:
@@ -22,6 +26,15 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file whole."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """A safetensors file, flushed to disk, that whoever may read the folder may read."""
+    kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    with open(path, "wb") as file:
+        file.write(save(kept, metadata))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def flush_file(path: Path) -> None:

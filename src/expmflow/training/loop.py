@@ -35,8 +35,11 @@ from expmflow.training.optimizer import (
 )
 from expmflow.training.randomness import Noise, Randomness
 from expmflow.training.run import RunFolder, load, load_weights
+from expmflow.training.sampling import draw
 
 Report = Callable[[dict[str, Any]], None]
+OnSamples = Callable[[int, Tensor], None]
+SHOWN_SAMPLES = 1024
 log = logging.getLogger(__name__)
 
 
@@ -85,7 +88,8 @@ class Run:
     folder: RunFolder
     among: Processes
     device: torch.device
-    report: Report
+    report: Report = lambda record: None
+    on_samples: OnSamples = lambda step, samples: None
     randomness: Randomness = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +129,7 @@ def train(
     device: str = "cpu",
     init_from: str | Path | None = None,
     report: Report = lambda record: None,
+    on_samples: OnSamples = lambda step, samples: None,
     model: nn.Module | None = None,
     data: Dataset | None = None,
 ) -> nn.Module:
@@ -137,6 +142,7 @@ def train(
         device: `"cpu"`, `"cuda"`, ….
         init_from: a run whose weights to start from.
         report: called with each record that goes into `metrics.jsonl`.
+        on_samples: called with the step and samples of the averaged weights, every `train.sample_every` steps.
         model, data: in place of what the config describes.
     """
     if config.train.threads is not None:
@@ -149,7 +155,7 @@ def train(
     )
     where = torch.device(device)
     with processes(where) as among, _interruptible() as interrupted:
-        run = Run(config, data, RunFolder(Path(folder)), among, where, report)
+        run = Run(config, data, RunFolder(Path(folder)), among, where, report, on_samples)
         state = setup(run, model, init_from)
         fit(run, state, interrupted)
         among.wait()
@@ -179,7 +185,7 @@ def setup(run: Run, model: nn.Module | None, init_from: str | Path | None) -> St
 def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
     """All the steps that are left; a checkpoint at intervals, at the end, and when interrupted."""
     settings = run.config.train
-    replica: Any = DistributedDataParallel(state.model, broadcast_buffers=False) if run.among.count > 1 else state.model
+    replica: Any = DistributedDataParallel(state.model) if run.among.count > 1 else state.model
     replica = torch.compile(replica) if settings.compile else replica
     since, seconds = state.step, time.perf_counter()
     while state.step < settings.steps and not _gave_up(run, state):
@@ -206,6 +212,10 @@ def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
             keep(run, state)
         if stop:
             raise KeyboardInterrupt
+        if settings.sample_every and state.step % settings.sample_every == 0 and run.among.writes:
+            run.on_samples(state.step, draw(evaluation_model(state), SHOWN_SAMPLES, run.randomness))
+    if _gave_up(run, state):
+        keep(run, state)
 
 
 def step(run: Run, state: State, replica: nn.Module) -> Tensor:
@@ -319,6 +329,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
+        signal.signal(signal.SIGINT, before)  # who asks twice does not want to wait
 
     try:
         before = signal.signal(signal.SIGINT, ask)

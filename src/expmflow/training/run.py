@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from expmflow.training.build import build_model
 from expmflow.training.checkpoint import CheckpointError, check_format
 from expmflow.training.config import Config, ConfigError, parse_config
-from expmflow.training.files import flush_directory, flush_file, write_json, write_text
+from expmflow.training.files import flush_directory, write_json, write_tensors, write_text
 
 RUN_FORMAT_VERSION = 1
 CHECKSUM = "sha256"
@@ -127,8 +127,7 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Replace a safetensors file whole; it carries the checksum of its own tensors."""
     temporary = path.with_name(f".{path.name}.tmp")
     kept = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
-    save_file(kept, temporary, metadata={CHECKSUM: _checksum(kept)})
-    flush_file(temporary)
+    write_tensors(temporary, kept, metadata={CHECKSUM: _checksum(kept)})
     os.replace(temporary, path)
     flush_directory(path.parent)
 
@@ -218,6 +217,6 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 def _trajectory(config: Config) -> dict[str, Any]:
     """What the weights depend on: a run may go on for longer, or report more often, and remain the same run."""
     values = config.model_dump(mode="json")
-    for free in ("steps", "log_every", "checkpoint_every", "on_nonfinite", "threads"):
+    for free in ("steps", "log_every", "checkpoint_every", "sample_every", "on_nonfinite", "threads"):
         values["train"].pop(free)
     return values
