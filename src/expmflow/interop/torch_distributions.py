@@ -14,16 +14,19 @@ from expmflow.transforms import Transform
 
 @final
 class TransformAdapter(torch.distributions.Transform):
-    """A layer with a fixed context; its log-determinants are kept for the pair last computed, so each is run once."""
+    """A layer with a fixed context; a log-determinant is kept until it is asked for, so each pair is computed once.
+
+    Nothing else is kept from call to call, as torch's own cache would: the weights may have changed since.
+    """
 
     bijective = True
 
     def __init__(self, transform: Transform, context: Any, event_dim: int) -> None:
-        super().__init__(cache_size=1)
+        super().__init__(cache_size=0)
         self.transform = transform
         self.context = context
         self._event_dim = event_dim
-        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, Tensor, Tensor, tuple[int, ...]] | None = None
 
     @property
     def domain(self) -> constraints.Constraint:  # type: ignore[override]
@@ -35,18 +38,28 @@ class TransformAdapter(torch.distributions.Transform):
 
     def _call(self, x: Tensor) -> Tensor:
         z, logdet = self._batched(self.transform, x)
-        self._last = (x, z, logdet)
+        self._last = (x, z, logdet, self._state())
         return z
 
     def _inverse(self, y: Tensor) -> Tensor:
         x, logdet = self._batched(self.transform.inverse, y)
-        self._last = (x, y, -logdet)
+        self._last = (x, y, -logdet, self._state())
         return x
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        if self._last is None or self._last[0] is not x or self._last[1] is not y:
+        last, self._last = self._last, None
+        if last is None or last[0] is not x or last[1] is not y or last[3] != self._state():
             return self._batched(self.transform, x)[1]
-        return self._last[2]
+        return last[2]
+
+    def with_cache(self, cache_size: int = 1) -> TransformAdapter:
+        """Itself: see above."""
+        return self
+
+    def _state(self) -> tuple[int, ...]:
+        """What the log-determinant depends on beside the pair: the weights, and whether a gradient is recorded."""
+        tensors = (*self.transform.parameters(), *self.transform.buffers())
+        return (torch.is_grad_enabled(), *(0 if t.is_inference() else t._version for t in tensors))
 
     def call_and_ladj(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The output and its log-determinant at once, as zuko asks for them."""
