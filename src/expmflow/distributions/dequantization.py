@@ -92,7 +92,7 @@ class DequantizedFlow(nn.Module):
         scaled = x.to(dtype) / self.levels  # type: ignore[arg-type]
         u, log_q = self.dequantizer(scaled, noise)
         y = scaled + u / self.levels - 0.5
-        return self.flow.log_prob(y, context) - log_q - x[0].numel() * math.log(self.levels)
+        return self.flow.log_prob(y, context) - log_q - x.shape[1:].numel() * math.log(self.levels)
 
     def log_weights(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
         """`(samples, batch)` log weights without gradients; `chunk` copies of the batch at a time."""

@@ -71,6 +71,8 @@ class DiagonalGaussian(Base):
         self.log_std = nn.Parameter(torch.zeros(self.event_shape))
 
     def log_prob(self, z: Tensor) -> Tensor:
+        shape = tuple(z.shape[1:])
+        expect(shape == self.event_shape, f"latents of shape (batch, *{self.event_shape})", f"events {shape}")
         standard = (z - self.mean) * (-self.log_std).exp()
         return -(0.5 * (standard.square() + LOG_2PI) + self.log_std).flatten(1).sum(1)
 
