@@ -78,7 +78,7 @@ def _series_vjp(
     op: LinearOperator, x: Tensor, plan: SeriesPlan, grad: Tensor, with_parameters: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The gradients of ⟨grad, z⟩ in x and in each parameter."""
-    factors = _factors(op, plan)
+    factors, adjoint = _factors(op, plan), op.adjoint_product()
     totals: list[Tensor | None] = [None] * len(op.parameters)
     starts = [x]
     for _ in range(plan.steps - 1):
@@ -94,7 +94,7 @@ def _series_vjp(
         for i in range(plan.terms, 0, -1):
             if with_parameters:
                 _accumulate(totals, op.parameter_vjp(terms.pop(), a), 1 / (plan.steps * i))
-            a = grad + factors[i - 1].apply_adjoint(a)
+            a = torch.add(grad, adjoint(a), alpha=1 / (plan.steps * i))
         grad = a
     return grad, totals
 
@@ -103,4 +103,4 @@ def _accumulate(totals: list[Tensor | None], grads: tuple[Tensor | None, ...], f
     for k, grad in enumerate(grads):
         if grad is not None:
             total = totals[k]
-            totals[k] = grad * factor if total is None else total + grad * factor
+            totals[k] = grad * factor if total is None else torch.add(total, grad, alpha=factor)

@@ -72,6 +72,10 @@ class LinearOperator(ABC):
         """`factor`·A; an operator that can fold the factor into its parameters overrides this."""
         return Scaled(self, factor)
 
+    def adjoint_product(self) -> Callable[[Tensor], Tensor]:
+        """Aᵀ as a function, made ready for many products."""
+        return self.apply_adjoint
+
     def collapsed(self, steps: int, terms: int, batch: int) -> LinearOperator | None:
         """The whole series as one operator, where forming it costs less than applying it to `batch` rows; else None."""
         return None

@@ -92,9 +92,14 @@ class ConvOperator(LinearOperator):
 
     def apply_adjoint(self, y: Tensor) -> Tensor:
         if self.padding != "reflect":  # the transpose is a convolution again, and faster as one
-            return self._around(_channels_last(self.adjoint_kernel())).apply(y)
+            return self.adjoint_product()(y)
         spread = _CONV_TRANSPOSE[self._dims](y, self.kernel, **self._options())
         return pad_reflect_adjoint(spread, self._outer_padding)
+
+    def adjoint_product(self) -> Callable[[Tensor], Tensor]:
+        if self.padding == "reflect":
+            return self.apply_adjoint
+        return self._around(_channels_last(self.adjoint_kernel())).apply
 
     def adjoint_kernel(self) -> Tensor:
         """The kernel of the transpose, which is a convolution too unless the padding is reflect."""
