@@ -161,6 +161,17 @@ def _():
     return Case(T.AffineCoupling(nn.MLP(1, 4, hidden=(6,)), 3, dim=-1), (4, 3), wrong_event=(4, 2))
 
 
+@CASES.add("coupling-mlp-nodes-context")
+def _():
+    return Case(
+        T.AffineCoupling(nn.MLP(1, 4, hidden=(6,), context_features=2), 3, dim=-1),
+        (4, 3),
+        context=draw("coupling-mlp-nodes-context", BATCH, 2),
+        wrong_event=(4, 2),
+        wrong_contexts=[None, torch.zeros(BATCH, 4, dtype=F64), torch.zeros(BATCH, 2, 3, dtype=F64)],
+    )
+
+
 @CASES.add("coupling-graph")
 def _():
     return Case(

@@ -21,7 +21,7 @@ class MLP(nn.Module):
         in_features, out_features: of the input and output.
         hidden: the widths of the hidden layers.
         activation: `"relu"`, `"leaky_relu"` or `"elu"`.
-        context_features: features of a context `(batch, features)`, appended to the input; 0 for none.
+        context_features: features of a context `(batch, features)`, appended to the input everywhere; 0 for none.
     """
 
     def __init__(
@@ -45,11 +45,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, context: Any = None) -> Tensor:
         if self.context_channels:
-            x = torch.cat([x, context], dim=-1)
+            context = context.reshape(x.shape[0], *(1,) * (x.ndim - 2), self.context_channels)
+            x = torch.cat([x, context.expand(*x.shape[:-1], self.context_channels)], dim=-1)
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         return self.layers[-1](x)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` fits beside `x`."""
-        check_context(context, x, self.context_channels)
+        vectors = x[:, :1].flatten(1)  # a context is one vector for each row, however many points the row has
+        check_context(context, vectors, self.context_channels)
