@@ -32,6 +32,15 @@ def apply_series(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
     return x
 
 
+def apply_recording(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
+    """The series as autograd records it; the gradient comes in with the layout that the products have."""
+    z = apply_series(op, x, plan)
+    if z.requires_grad and not torch.compiler.is_compiling():
+        strides = z.stride()
+        z.register_hook(lambda grad: None if grad is None else _with_strides(grad, strides))
+    return z
+
+
 def apply_recomputing(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
     """The same with the gradient above."""
     if torch.compiler.is_compiling() and not op.traceable:
@@ -83,8 +92,7 @@ def _series_vjp(
     starts = [x]
     for _ in range(plan.steps - 1):
         starts.append(_step(factors, starts[-1]))
-    if grad.stride() != x.stride():
-        grad = torch.empty_like(x).copy_(grad)  # one layout for all that follows
+    grad = _with_strides(grad, x.stride())
     while starts:
         terms = [starts.pop()]
         if with_parameters:
@@ -97,6 +105,13 @@ def _series_vjp(
             a = torch.add(grad, adjoint(a), alpha=1 / (plan.steps * i))
         grad = a
     return grad, totals
+
+
+def _with_strides(grad: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """One layout for all that follows."""
+    if grad.stride() == strides:
+        return grad
+    return grad.new_empty_strided(grad.shape, strides).copy_(grad)
 
 
 def _accumulate(totals: list[Tensor | None], grads: tuple[Tensor | None, ...], factor: float) -> None:

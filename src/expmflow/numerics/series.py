@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count, expect_tensor, expect_type
-from expmflow.numerics.gradient import apply_recomputing, apply_series
+from expmflow.numerics.gradient import apply_recomputing, apply_recording
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
 from expmflow.operators import LinearOperator
 
@@ -73,7 +73,7 @@ def _at_time(
 ) -> Tensor:
     scaled = op if isinstance(t, float) and t == 1.0 else op.scale(t)
     plan = _plan_for(scaled, x, tol, terms)
-    run = apply_series if gradient == "autograd" or not torch.is_grad_enabled() else apply_recomputing
+    run = apply_recording if gradient == "autograd" or not torch.is_grad_enabled() else apply_recomputing
     return run(scaled, scaled.layout(x), plan)
 
 
