@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -42,16 +41,6 @@ def expect_alike(tensors: Sequence[tuple[str, Tensor]]) -> None:
     for name, tensor in rest:
         expect_type(tensor.dtype == first.dtype, f"{name} of dtype {first.dtype}, as {first_name}", tensor.dtype)
         expect(tensor.device == first.device, f"{name} on {first.device}, as {first_name}", tensor.device)
-
-
-def expect_number(value: object, name: str, *, at_least: float | None = None) -> None:
-    """`value` is a finite number, and not below `at_least`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    expect_type(number, f"{name} to be a number", repr(value))
-    finite = isinstance(value, int | float) and math.isfinite(value)
-    expect(finite, f"{name} to be finite", value)
-    if at_least is not None and isinstance(value, int | float):
-        expect(value >= at_least, f"{name} of at least {at_least}", value)
 
 
 def expect_count(value: object, name: str, *, at_least: int = 1) -> None:

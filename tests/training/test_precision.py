@@ -6,6 +6,7 @@ import torch
 
 from expmflow import nn as N
 from expmflow import transforms as T
+from expmflow.training.run import RunFolder
 
 LAYERS = {
     "ConvExp": lambda: T.ConvExp(4),
@@ -62,5 +63,11 @@ def test_a_coupling_with_a_coarse_network_is_still_inverted() -> None:
     torch.testing.assert_close(back, x)
 
 
-def test_training_in_mixed_precision(tmp_path) -> None:
-    image_run.run(tmp_path, image_run.make_config(steps=3, precision="bfloat16"))
+def test_training_in_mixed_precision_is_close_to_training_without(tmp_path) -> None:
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        folder = tmp_path / precision
+        image_run.run(folder, image_run.make_config(steps=3, precision=precision, log_every=1))
+        losses[precision] = torch.tensor([m["nll"] for m in RunFolder(folder).read_metrics() if "nll" in m])
+    assert not torch.equal(losses["float32"], losses["bfloat16"])
+    torch.testing.assert_close(losses["bfloat16"], losses["float32"], rtol=0.02, atol=0.0)
