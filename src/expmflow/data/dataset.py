@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from expmflow._validation import expect
@@ -11,11 +13,25 @@ from expmflow._validation import expect
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows for training, validation and test, all of one event shape."""
+    """Rows for training, validation and test, all of one event shape.
+
+    Args:
+        train, validation, test: floats, or integers from 0 to `levels` − 1.
+        labels: the classes of the rows of the three, in int64; None if there are none.
+        classes: how many classes there are; 0 if there are none.
+        levels: the grey levels of integer rows.
+        names: what the entries of a row are called, if they have names (the columns of a table).
+        draw: new rows for each training step, out of a number and a generator, in place of those of `train`.
+    """
 
     train: Tensor
     validation: Tensor
     test: Tensor
+    labels: tuple[Tensor, Tensor, Tensor] | None = None
+    classes: int = 0
+    levels: int | None = None
+    names: tuple[str, ...] = ()
+    draw: Callable[[int, torch.Generator], Tensor] | None = None
 
     @property
     def event_shape(self) -> tuple[int, ...]:
