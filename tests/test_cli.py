@@ -153,7 +153,9 @@ def test_a_loss_that_is_not_finite_stops_or_is_counted(tmp_path: Path):
     skipping = run_command("train", "moons", *settings, "--out", tmp_path / "skipping", "--on-nonfinite", "skip")
     assert "step 2/6 nll nan" in skipping.err
     assert "step 2;" not in skipping.err
-    assert skipping.code == 1  # skipping does not repair the weights: validation finds them
+    assert skipping.code == 1  # skipping does not repair the weights: no validation is finite
+    assert "step 6/6 validation nll nan" in skipping.err
+    assert skipping.err.endswith("Expected a validation that is finite; got 2 that were not.")
     assert "Traceback" not in skipping.err
 
 

@@ -1,7 +1,9 @@
 """The loop: what it resumes, what it refuses, how it stops."""
 
+import copy
 import errno
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -10,8 +12,10 @@ import image_run
 import pytest
 import torch
 
+from expmflow.distributions import NonFiniteError
 from expmflow.training import checkpoint as checkpoint_module
-from expmflow.training.checkpoint import list_checkpoints, newest_checkpoint
+from expmflow.training.build import build_model
+from expmflow.training.checkpoint import list_checkpoints, newest_checkpoint, save_checkpoint
 from expmflow.training.config import ConfigError, load_config, parse_config
 from expmflow.training.loop import TrainingError, train
 from expmflow.training.run import RunFolder, load
@@ -147,6 +151,97 @@ def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch) -> None:
     train(settings, tmp_path, model=model, data=image_run.make_data())
     assert RunFolder(tmp_path).read_metrics()[-2]["skipped"] == 2
     assert all(torch.isfinite(v).all() for v in weights(tmp_path).values())
+
+
+class BlindAt(torch.nn.Module):
+    """Cannot tell a likelihood in the validations of given numbers, counted from 1."""
+
+    def __init__(self, model: torch.nn.Module, at: set[int]) -> None:
+        super().__init__()
+        self.model = model
+        self.at = at
+        self.validations = [0]  # shared with the copies that are validated
+
+    def __deepcopy__(self, memo):
+        again = BlindAt(copy.deepcopy(self.model, memo), self.at)
+        again.validations = self.validations
+        return again
+
+    def forward(self, x):
+        if not self.training:
+            self.validations[0] += 1
+            if self.validations[0] in self.at:
+                raise NonFiniteError("Expected a finite result; got NaN.", "transform.layers.1 (LinearExp)")
+        return self.model(x)
+
+
+def blind(settings, at: set[int]) -> BlindAt:
+    return BlindAt(build_model(settings, (2,)), at)
+
+
+ONE_BATCH = ("train.batch_size=40", "data.validation=0.1")  # a validation is one call of the model
+
+
+def test_a_validation_that_is_not_finite_stops_with_its_layer(tmp_path: Path) -> None:
+    settings = config(*ONE_BATCH)
+    with pytest.raises(
+        TrainingError,
+        match=r"a finite validation at step 4; got NaN .*layers\.1 \(LinearExp\); the last good .*step-00000002",
+    ):
+        train(settings, tmp_path, model=blind(settings, {2}))
+
+
+def test_or_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
+    settings = config(*ONE_BATCH, "train.on_nonfinite=skip")
+    train(settings, tmp_path, model=blind(settings, {2}))
+    first, second, third = (m for m in RunFolder(tmp_path).read_metrics() if "validation_nll" in m)
+    assert [m["step"] for m in (first, second, third)] == [2, 4, 6]
+    assert math.isnan(second["validation_nll"])
+    assert (first["best"], second["best"]) == (True, False)
+    assert "nonfinite_validations" not in first
+    assert second["nonfinite_validations"] == third["nonfinite_validations"] == 1
+    assert math.isfinite(third["validation_nll"])
+
+
+def test_validations_that_are_not_finite_use_up_the_patience(tmp_path: Path) -> None:
+    settings = config(*ONE_BATCH, "train.on_nonfinite=skip", "train.patience=2", "train.steps=20")
+    train(settings, tmp_path, model=blind(settings, {2, 3}))
+    found = newest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    assert (found.step, found.state["stale"], found.state["nonfinite_validations"]) == (6, 2, 2)
+    assert found.state["best_step"] == 2
+
+
+def test_without_any_finite_validation_there_is_nothing_to_return(tmp_path: Path) -> None:
+    settings = config(*ONE_BATCH, "train.on_nonfinite=skip")
+    with pytest.raises(TrainingError, match=r"Expected a validation that is finite; got 3 that were not\."):
+        train(settings, tmp_path, model=blind(settings, {1, 2, 3}))
+
+
+def test_a_checkpoint_without_that_count_is_resumed(tmp_path: Path) -> None:
+    train(config("train.steps=4"), tmp_path)
+    older = newest_checkpoint(tmp_path / "checkpoints")
+    assert older is not None
+    del older.state["nonfinite_validations"]
+    save_checkpoint(tmp_path / "checkpoints", older)
+    train(config(), tmp_path)
+    assert RunFolder(tmp_path).read_metrics()[-1]["step"] == 6
+
+
+def test_samples_that_cannot_be_drawn_are_a_warning(tmp_path: Path, monkeypatch, caplog) -> None:
+    def cannot(*arguments: object) -> None:
+        raise NonFiniteError("Expected a finite result; got NaN.", "base")
+
+    monkeypatch.setattr("expmflow.training.loop.draw", cannot)
+    train(config("train.sample_every=3"), tmp_path)
+    assert "No samples at step 3: Expected a finite result; got NaN." in caplog.text
+
+
+def test_every_step_is_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    train(config("train.steps=3", "train.log_every=100"), tmp_path, on_step=told.append)
+    train(config("train.log_every=100"), tmp_path, on_step=told.append)
+    assert told == [1, 2, 3, 4, 5, 6]
 
 
 def test_ctrl_c_saves_and_ends(tmp_path: Path) -> None:

@@ -109,9 +109,12 @@ def _conclude(run: RunFolder) -> None:
         rows = trained.data().train[:SHOWN_SAMPLES]
         figure = samples_figure(rows, trained.sample(len(rows)))
         write_whole(run.path / "samples.png", lambda temporary: save_figure(figure, temporary))
-    best = min((r["validation_nll"] for r in records if "validation_nll" in r), default=math.nan)
+    values = [r.get("validation_nll", math.nan) for r in records]
+    best = min((value for value in values if math.isfinite(value)), default=math.nan)
     step, skipped = max(r["step"] for r in records), max(r.get("skipped", 0) for r in records)
+    lost = max(r.get("nonfinite_validations", 0) for r in records)
     note = f" {skipped} steps were skipped." if skipped else ""
+    note += f" {lost} validations were not finite." if lost else ""
     say(f"Done at step {step}: best validation nll {best:.4f} nats.{note}")
     say(f"Next: expmflow evaluate {run.path}; expmflow report {run.path}")
 

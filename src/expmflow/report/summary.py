@@ -62,8 +62,8 @@ class Summary:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The validation with the least nll."""
-        found = [r for r in self.records if isinstance(r.get("validation_nll"), float)]
+        """The validation with the least nll; one that was not finite is on record as NaN."""
+        found = [r for r in self.records if math.isfinite(r.get("validation_nll", math.nan))]
         return min(found, key=lambda r: r["validation_nll"], default={"step": 0, "validation_nll": math.nan})
 
     @property

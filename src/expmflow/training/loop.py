@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from expmflow._validation import expect
 from expmflow.data import Dataset
 from expmflow.distributions import NonFiniteError
+from expmflow.numerics import ConvergenceError
 from expmflow.training.build import DTYPES, build_data, build_model, log_likelihood, noise_kind
 from expmflow.training.checkpoint import Checkpoint, list_checkpoints, newest_checkpoint, remove_old, save_checkpoint
 from expmflow.training.config import Config
@@ -39,6 +40,7 @@ from expmflow.training.sampling import draw
 
 Report = Callable[[dict[str, Any]], None]
 OnSamples = Callable[[int, Tensor], None]
+OnStep = Callable[[int], None]
 SHOWN_SAMPLES = 1024
 log = logging.getLogger(__name__)
 
@@ -59,13 +61,15 @@ class State:
     best_step: int = -1
     stale: int = 0
     skipped: int = 0
+    nonfinite_validations: int = 0
 
     def checkpoint(self) -> Checkpoint:
         tensors = {"model": self.model.state_dict(), "optimizer": optimizer_state(self.optimizer, self.model)}
         if self.average is not None:
             tensors["average"] = self.average.values
         plain = {"best": None if math.isinf(self.best) else self.best, "best_step": self.best_step}
-        return Checkpoint(self.step, tensors, {**plain, "stale": self.stale, "skipped": self.skipped})
+        counts = {"skipped": self.skipped, "nonfinite_validations": self.nonfinite_validations}
+        return Checkpoint(self.step, tensors, {**plain, "stale": self.stale, **counts})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.model.load_state_dict(checkpoint.tensors["model"])
@@ -77,6 +81,7 @@ class State:
         self.best = math.inf if best is None else best
         self.best_step, self.stale = checkpoint.state["best_step"], checkpoint.state["stale"]
         self.skipped = checkpoint.state["skipped"]
+        self.nonfinite_validations = checkpoint.state.get("nonfinite_validations", 0)  # not in older checkpoints
 
 
 @dataclass
@@ -90,6 +95,7 @@ class Run:
     device: torch.device
     report: Report = lambda record: None
     on_samples: OnSamples = lambda step, samples: None
+    on_step: OnStep = lambda step: None
     randomness: Randomness = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,6 +136,7 @@ def train(
     init_from: str | Path | None = None,
     report: Report = lambda record: None,
     on_samples: OnSamples = lambda step, samples: None,
+    on_step: OnStep = lambda step: None,
     model: nn.Module | None = None,
     data: Dataset | None = None,
 ) -> nn.Module:
@@ -143,6 +150,7 @@ def train(
         init_from: a run whose weights to start from.
         report: called with each record that goes into `metrics.jsonl`.
         on_samples: called with the step and samples of the averaged weights, every `train.sample_every` steps.
+        on_step: called with the number of each step that is done, as often as there are steps.
         model, data: in place of what the config describes.
     """
     if config.train.threads is not None:
@@ -155,7 +163,7 @@ def train(
     )
     where = torch.device(device)
     with processes(where) as among, _interruptible() as interrupted:
-        run = Run(config, data, RunFolder(Path(folder)), among, where, report, on_samples)
+        run = Run(config, data, RunFolder(Path(folder)), among, where, report, on_samples, on_step)
         state = setup(run, model, init_from)
         fit(run, state, interrupted)
         among.wait()
@@ -191,6 +199,8 @@ def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
     while state.step < settings.steps and not _gave_up(run, state):
         loss = step(run, state, replica)
         state.step += 1
+        if run.among.writes:
+            run.on_step(state.step)
         if state.step % settings.log_every == 0 or state.step == settings.steps:
             elapsed = time.perf_counter() - seconds
             mean = run.among.total(loss.detach()) / run.among.count
@@ -213,7 +223,7 @@ def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
         if stop:
             raise KeyboardInterrupt
         if settings.sample_every and state.step % settings.sample_every == 0 and run.among.writes:
-            run.on_samples(state.step, draw(evaluation_model(state), SHOWN_SAMPLES, run.randomness))
+            _show_samples(run, state)
     if _gave_up(run, state):
         keep(run, state)
 
@@ -246,12 +256,7 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
                 state.average.update(state.model, state.step)
             return loss
     if settings.on_nonfinite == "stop":
-        known = list_checkpoints(run.folder.checkpoints)
-        last = f"the last good checkpoint is {known[0]}" if known else "there is no checkpoint yet"
-        raise TrainingError(
-            f"Expected a finite loss at step {state.step + 1}; got NaN or infinity in "
-            f"{problem or 'another process'}; {last}."
-        )
+        raise _stopped(run, f"loss at step {state.step + 1}", problem)
     state.skipped += 1
     state.optimizer.zero_grad(set_to_none=True)
     return loss
@@ -260,10 +265,15 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
 def validate(run: Run, state: State) -> None:
     """The mean negative log-likelihood of the validation rows under the averaged weights; the best are written out."""
     rows = run.data.validation if len(run.data.validation) else run.data.train
-    value = mean_nll(run, evaluation_model(state), rows, "validation")
+    value, problem = mean_nll(run, evaluation_model(state), rows, "validation")
+    if not math.isfinite(value):
+        if run.config.train.on_nonfinite == "stop":
+            raise _stopped(run, f"validation at step {state.step}", problem)
+        state.nonfinite_validations += 1
     better = value < state.best
     state.stale = 0 if better else state.stale + 1
-    run.record({"step": state.step, "validation_nll": value, "best": better})
+    lost = {"nonfinite_validations": state.nonfinite_validations} if state.nonfinite_validations else {}
+    run.record({"step": state.step, "validation_nll": value, "best": better, **lost})
     if better:
         state.best, state.best_step = value, state.step
         if run.among.writes:
@@ -271,17 +281,27 @@ def validate(run: Run, state: State) -> None:
 
 
 @torch.no_grad()
-def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str) -> float:
-    """In batches, every process taking its share of them; the result does not depend on how many there are."""
+def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str) -> tuple[float, str]:
+    """In batches, every process taking its share of them; the result does not depend on how many there are.
+
+    NaN if it is not finite, with the layer where this process has found that.
+    """
+    problem = ""
     size = run.config.train.batch_size
     total = torch.zeros(2, dtype=torch.float64, device=run.device)
     for k, batch in enumerate(rows.split(size)):
         if k % run.among.count == run.among.rank:
             noise = run.noise(model, len(batch), label, k)
-            total[0] -= log_likelihood(model, run.rows(batch), noise).double().sum()
+            try:
+                total[0] -= log_likelihood(model, run.rows(batch), noise).double().sum()
+            except NonFiniteError as error:  # the other processes still wait for this one's sum
+                total[0], problem = math.nan, error.layer
             total[1] += len(batch)
+    if not problem and not bool(total[0].isfinite()):
+        problem = "the likelihood"
     total = run.among.total(total)
-    return float(total[0] / total[1])
+    mean = float(total[0] / total[1])
+    return (mean, "") if math.isfinite(mean) else (math.nan, problem)
 
 
 def evaluation_model(state: State) -> nn.Module:
@@ -302,6 +322,8 @@ def keep(run: Run, state: State) -> None:
 
 def finish(run: Run, state: State) -> nn.Module:
     """The model with the best weights that validation found."""
+    if state.best_step < 0:
+        raise TrainingError(f"Expected a validation that is finite; got {state.nonfinite_validations} that were not.")
     model = copy.deepcopy(state.model).eval()
     load_weights(model, run.folder.weights)
     return model
@@ -310,6 +332,22 @@ def finish(run: Run, state: State) -> nn.Module:
 def _gave_up(run: Run, state: State) -> bool:
     patience = run.config.train.patience
     return patience is not None and state.stale >= patience
+
+
+def _show_samples(run: Run, state: State) -> None:
+    """A picture is no reason to end a run: where there are no samples, there is a warning."""
+    try:
+        samples = draw(evaluation_model(state), SHOWN_SAMPLES, run.randomness)
+    except (NonFiniteError, ConvergenceError) as error:
+        log.warning("No samples at step %d: %s", state.step, error)
+        return
+    run.on_samples(state.step, samples)
+
+
+def _stopped(run: Run, what: str, problem: str) -> TrainingError:
+    known = list_checkpoints(run.folder.checkpoints)
+    last = f"the last good checkpoint is {known[0]}" if known else "there is no checkpoint yet"
+    return TrainingError(f"Expected a finite {what}; got NaN or infinity in {problem or 'another process'}; {last}.")
 
 
 def _anywhere(run: Run, problem: str) -> bool:
