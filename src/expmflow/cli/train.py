@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import console, device_named, result, say, speaks
+from expmflow.cli.console import device_named, result, say, speaks
 from expmflow.cli.dry_run import dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
+from expmflow.cli.watching import watching
 from expmflow.report.figures import samples_figure, save_figure
+from expmflow.training.build import build_data
 from expmflow.training.checkpoint import list_checkpoints
 from expmflow.training.config import Config, load_config, presets
 from expmflow.training.evaluation import open_run
-from expmflow.training.loop import Report
 from expmflow.training.loop import train as train_run
+from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
 
 SHOWN_SAMPLES = 2000
@@ -69,8 +69,16 @@ def train(
     before = _newest_step(run)
     say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")
     try:
-        with _watching(config, run, before) as watch:
-            train_run(config, folder, device=device, init_from=init_from, report=watch, on_samples=_drawing(run))
+        with watching(config, run, before) as (report, on_step):
+            train_run(
+                config,
+                folder,
+                device=device,
+                init_from=init_from,
+                report=report,
+                on_samples=_drawing(config, run),
+                on_step=on_step,
+            )
     except KeyboardInterrupt:
         step = _newest_step(run)
         say(f"Interrupted: saved at step {step} in {folder}." if step else "Interrupted: nothing to save yet.")
@@ -87,12 +95,12 @@ def _with_whole_path(config: Config) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"path": path.absolute()})})
 
 
-def _drawing(run: RunFolder) -> Callable[[int, Tensor], None]:
+def _drawing(config: Config, run: RunFolder) -> Callable[[int, Tensor], None]:
     """Pictures of the samples that training shows, where there is something to draw them with."""
 
     def draw(step: int, samples: Tensor) -> None:
         with suppress(ImportError):
-            rows = open_run(run.path).data().train[: len(samples)]
+            rows = build_data(config.data, Randomness(config.train.seed)).train[: len(samples)]
             figure = samples_figure(rows, samples)
             path = run.path / "samples" / f"step-{step:08d}.png"
             path.parent.mkdir(exist_ok=True)
@@ -123,77 +131,3 @@ def _newest_step(run: RunFolder) -> int:
     """The step of the newest checkpoint, 0 if there is none."""
     known = list_checkpoints(run.checkpoints)
     return int(known[0].name.removeprefix("step-")) if known else 0
-
-
-class _Writer(Protocol):
-    def add_scalar(self, tag: str, value: float, step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@contextmanager
-def _watching(config: Config, run: RunFolder, before: int) -> Iterator[Report]:
-    """A bar on a terminal, lines elsewhere, and TensorBoard's files where it is installed."""
-    shown = console()
-    bar = Progress(
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-        console=shown,
-        disable=not shown.is_terminal or not speaks(),
-    )
-    steps, writer = config.train.steps, _tensorboard(run, before)
-    task = bar.add_task("", total=steps, completed=before)
-    validation = ""
-
-    def watch(record: dict[str, Any]) -> None:
-        nonlocal validation
-        for name, value in record.items():
-            if writer is not None and name not in ("step", "best"):
-                writer.add_scalar(name, float(value), record["step"])
-        if "validation_nll" in record:
-            validation = f"validation nll {record['validation_nll']:.4f}"
-            if not shown.is_terminal:
-                say(f"step {record['step']}/{steps}  {validation}{'  (best)' if record.get('best') else ''}")
-            return
-        seconds = record["seconds_per_step"]
-        left = timedelta(seconds=round(seconds * (steps - record["step"])))
-        parts = [f"nll {record['nll']:.4f}", validation, f"{1000 * seconds:.1f} ms/step", f"{left} left"]
-        bar.update(task, completed=record["step"], description="  ".join(part for part in parts if part))
-        if not shown.is_terminal:
-            say(f"step {record['step']}/{steps}  nll {record['nll']:.4f}  {parts[2]}  {parts[3]}")
-
-    try:
-        with bar:
-            yield watch
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _tensorboard(run: RunFolder, before: int) -> _Writer | None:
-    if not speaks():
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-
-    class Lazy:
-        """Makes its folder with the first number: a run that is refused leaves nothing behind."""
-
-        def __init__(self) -> None:
-            self.writer: SummaryWriter | None = None
-
-        def add_scalar(self, tag: str, value: float, step: int) -> None:
-            if self.writer is None:
-                self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=before + 1)
-            self.writer.add_scalar(tag, value, step)
-
-        def close(self) -> None:
-            if self.writer is not None:
-                self.writer.close()
-
-    return Lazy()
