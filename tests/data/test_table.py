@@ -22,13 +22,36 @@ def written(folder: Path, text: str, name: str = "t.csv") -> Path:
     ["1,2\n3,4\n", "a,b\n1,2\n3,4\n", "\ufeff1,2\r\n3,4\r\n", "1,2\n\n3,4", ' 1 ,"2"\n3e0,0.4e1\n', "x,\n1,2\n3,4\n"],
 )
 def test_the_same_table_in_many_hands(tmp_path: Path, text: str):
-    assert load_table(written(tmp_path, text)).tolist() == [[1, 2], [3, 4]]
+    assert load_table(written(tmp_path, text)).rows.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("1,2\n", ()),
+        ("a,b\n1,2\n", ("a", "b")),
+        ('" peak\nflow ",\n1,2\n', ("peak flow", "x2")),
+        ("\ufeffa,b\n1,2\n", ("a", "b")),
+    ],
+)
+def test_columns_keep_their_names(tmp_path: Path, text: str, names: tuple[str, ...]):
+    assert load_table(written(tmp_path, text)).names == names
+
+
+def test_columns_are_found_by_name(tmp_path: Path):
+    table = load_table(written(tmp_path, "a,b,c\n1,2,3\n"))
+    assert table.arranged(("c", "a", "b")).tolist() == [[3, 1, 2]]
+    assert table.arranged(()).tolist() == [[1, 2, 3]]
+    unnamed = load_table(written(tmp_path, "1,2,3\n"))
+    assert unnamed.arranged(("c", "a", "b")).tolist() == [[1, 2, 3]]
+    with pytest.raises(DataError, match=r"Expected the columns b, d in .*t\.csv; got no d and a, c besides\."):
+        table.arranged(("b", "d"))
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f8", "i4", "u1", "i8"])
 def test_arrays_of_any_real_kind(tmp_path: Path, dtype: str):
     np.save(tmp_path / "t.npy", np.asfortranarray(np.array([[1, 2], [3, 4]], dtype)))
-    rows = load_table(tmp_path / "t.npy")
+    rows = load_table(tmp_path / "t.npy").rows
     assert rows.dtype == torch.float32
     assert rows.tolist() == [[1, 2], [3, 4]]
 
@@ -47,6 +70,9 @@ def test_arrays_of_any_real_kind(tmp_path: Path, dtype: str):
         ("1,x\n3,4\n", "Expected numbers in line 1 of"),
         ("1,2\n1_0,4\n", "Expected numbers in line 2 of"),
         ('1,2\n"3"3,4\n', "Expected lines of text in"),
+        ("a,b,c\n1,2\n", "Expected 2 names in"),
+        ("a,b,a\n1,2,3\n", "got 'a' twice."),
+        ("x2,\n1,2\n", "got 'x2' twice."),
         ("1;2\n3;4\n", "Expected numbers in line 2 of"),
     ],
 )

@@ -106,14 +106,15 @@ def mutated(content: bytes, data: st.DataObject) -> bytes:
 
 def table_or_sentence(path: Path) -> None:
     try:
-        rows = load_table(path)
+        table = load_table(path)
     except DataError as error:
         assert str(error).startswith("Expected ")  # noqa: PT017
         assert "\n" not in str(error)  # noqa: PT017
         return
-    assert rows.ndim == 2
-    assert rows.dtype == torch.float32
-    assert bool(rows.isfinite().all())
+    assert table.rows.ndim == 2
+    assert table.rows.dtype == torch.float32
+    assert bool(table.rows.isfinite().all())
+    assert len(set(table.names)) in (0, table.rows.shape[1])
 
 
 def csv_bytes() -> bytes:
@@ -153,7 +154,7 @@ def test_any_bytes_are_rows_or_a_sentence(tmp_path_factory: pytest.TempPathFacto
 def test_a_table_reads_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, rows: list[list[float]]):
     path = tmp_path_factory.getbasetemp() / "written.csv"
     path.write_text("\n".join(",".join(map(repr, row)) for row in rows))
-    assert load_table(path).tolist() == rows
+    assert load_table(path).rows.tolist() == rows
 
 
 # --- checkpoints and weights -----------------------------------------------------------------------------------------

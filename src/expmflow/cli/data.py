@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from expmflow.cli.console import result_table, say
@@ -23,26 +24,28 @@ def data(source: Annotated[str, typer.Argument(metavar="NAME|FILE", help="moons,
     """Describe a data set: its rows, its columns and their ranges. Writes nothing."""
     if source in NAMES:
         drawn = build_data(DataConfig(validation=0, test=0), Randomness(0))
-        rows, where = drawn.train, f"{source} (drawn; data.samples=N draws N rows)"
+        rows, names, where = drawn.train, drawn.names, f"{source} (drawn; data.samples=N draws N rows)"
     elif Path(source).suffix in (".npy", ".csv"):
-        rows, where = load_table(Path(source)), source
+        table, where = load_table(Path(source)), source
+        rows, names = table.rows, table.names
     else:
         near = difflib.get_close_matches(source, NAMES, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise DataError(f"Expected {', '.join(NAMES)}, or a .npy or .csv file; got {source!r}{hint}.")
     values = rows.double()
-    table = Table(title=f"{where}: {len(rows)} rows, {rows.shape[1]} columns", title_justify="left")
-    table.add_column("column")
+    columns = names or [f"x{k + 1}" for k in range(rows.shape[1])]
+    shown = Table(title=f"{escape(where)}: {len(rows)} rows, {rows.shape[1]} columns", title_justify="left")
+    shown.add_column("column")
     for name in ("least", "mean", "std", "largest"):
-        table.add_column(name, justify="right")
+        shown.add_column(name, justify="right")
     spread = values.std(0) if len(rows) > 1 else values.new_zeros(rows.shape[1])
     numbers = zip(values.amin(0), values.mean(0), spread, values.amax(0), strict=True)
     for k, row in enumerate(numbers):
         if k == MOST_COLUMNS:
-            table.add_row("…", *[""] * 4)
+            shown.add_row("…", *[""] * 4)
             break
-        table.add_row(f"x{k + 1}", *(f"{float(v):.4g}" for v in row))
-    result_table(table)
-    constant = [f"x{k + 1}" for k, s in enumerate(spread) if float(s) == 0]
+        shown.add_row(escape(columns[k]), *(f"{float(v):.4g}" for v in row))
+    result_table(shown)
+    constant = [name for name, s in zip(columns, spread, strict=True) if float(s) == 0]
     if constant:
         say(f"Constant columns have no density; leave them out: {', '.join(constant)}.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from expmflow._validation import expect
@@ -58,7 +59,7 @@ def evaluate(
     if as_json:
         result(json.dumps(found, indent=2))
     else:
-        table = Table(title=f"{run}: {len(rows)} {split.value} rows", title_justify="left")
+        table = Table(title=f"{escape(str(run))}: {len(rows)} {split.value} rows", title_justify="left")
         for column in ("", "mean", "± standard error"):
             table.add_column(column, justify="left" if not column else "right")
         table.add_row("nll (nats)", f"{found['nll']:.4f}", f"{error:.4f}")

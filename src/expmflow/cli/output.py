@@ -35,10 +35,10 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def table_text(rows: Tensor) -> str:
-    """Rows as CSV, the columns named x1, x2, …; every digit is kept."""
+def table_text(rows: Tensor, names: Sequence[str] = ()) -> str:
+    """Rows as CSV, the columns named x1, x2, … if they have no names; every digit is kept."""
     flat = rows.flatten(1)
-    return csv_text([f"x{k + 1}" for k in range(flat.shape[1])], flat.tolist())
+    return csv_text(names or [f"x{k + 1}" for k in range(flat.shape[1])], flat.tolist())
 
 
 def save_npy(path: Path, rows: Tensor) -> None:

@@ -29,12 +29,12 @@ def sample(
     with progress("sampling", n) as advance:
         drawn = trained.sample(n, temperature=temperature, seed=seed, advance=advance)
     if out is None:
-        result(table_text(drawn).rstrip("\n"))
+        result(table_text(drawn, trained.names).rstrip("\n"))
         return
     if kind == ".npy":
         save_npy(out, drawn)
     elif kind == ".csv":
-        save_text(out, table_text(drawn))
+        save_text(out, table_text(drawn, trained.names))
     else:
         figure = samples_figure(None, drawn)
         write_whole(out, lambda temporary: save_figure(figure, temporary))

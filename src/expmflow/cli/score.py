@@ -26,15 +26,18 @@ def score(
 ) -> None:
     """The log-likelihood of each row of a table, and whether the row is unlike the training data.
 
-    Columns: row, log_likelihood (nats), typicality, flagged. The typicality is |nll − mean| / std, with the mean and
-    the standard deviation of the training rows: rows that are too likely are unusual too. Writes the file --out, and
-    nothing else.
+    The columns of the file may stand in any order if they have the names of the run's; without names, their place
+    counts.
+
+    Printed columns: row, log_likelihood (nats), typicality, flagged. The typicality is |nll − mean| / std, with the
+    mean and the standard deviation of the training rows: rows that are too likely are unusual too. Writes the file
+    --out, and nothing else.
     """
     expect(out is None or out.suffix == ".csv", "a .csv file for the scores", out)
     expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
     expect(threshold is None or threshold >= 0, "a threshold of at least 0", threshold)
     trained = open_run(run, device_named(device))
-    rows = load_table(file)
+    rows = load_table(file).arranged(trained.names)
     if tuple(rows.shape[1:]) != trained.event_shape:
         width = ", ".join(map(str, trained.event_shape))
         raise DataError(f"Expected {width} columns in {file}, as the run has; got {rows.shape[1]}.")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +18,39 @@ class DataError(ValueError):
     """A file that cannot be used as data; the message names it and says why."""
 
 
-def load_table(path: Path) -> Tensor:
-    """`(rows, columns)` in float32 from a `.npy` or `.csv` file.
+@dataclass(frozen=True)
+class Table:
+    """A file's rows, `(rows, columns)` in float32, and the names of its columns; an array has none."""
 
-    A CSV file may start with one line of names. Everything else has to be a finite number.
+    path: Path
+    rows: Tensor
+    names: tuple[str, ...] = ()
+
+    def arranged(self, names: Sequence[str]) -> Tensor:
+        """The rows with the columns that are asked for, in that order; by position if either side has no names."""
+        if not self.names or not names:
+            return self.rows
+        places = {name: k for k, name in enumerate(self.names)}
+        missing = [name for name in names if name not in places]
+        unknown = sorted(places.keys() - set(names), key=places.__getitem__)
+        if missing or unknown:
+            faults = [f"no {', '.join(missing)}"] if missing else []
+            faults += [f"{', '.join(unknown)} besides"] if unknown else []
+            raise DataError(f"Expected the columns {', '.join(names)} in {self.path}; got {' and '.join(faults)}.")
+        return self.rows[:, [places[name] for name in names]]
+
+
+def load_table(path: Path) -> Table:
+    """The rows of a `.npy` or `.csv` file.
+
+    A CSV file may start with one line of names, one for each column. Everything else has to be a finite number.
     """
     readers = {".npy": _read_npy, ".csv": _read_csv}
     if path.suffix not in readers:
         raise DataError(f"Expected a .npy or .csv file; got {path}.")
     if not path.is_file():
         raise DataError(f"Expected the file {path}; got none.")
-    values = readers[path.suffix](path)
+    values, names = readers[path.suffix](path)
     if values.ndim != 2 or 0 in values.shape:
         raise DataError(f"Expected rows and columns in {path}; got shape {values.shape}.")
     with np.errstate(over="ignore"):
@@ -36,10 +61,10 @@ def load_table(path: Path) -> Tensor:
             f"Expected finite float32 numbers in {path}; got {int((~finite).sum())} rows with NaN, infinity or "
             f"numbers too large, first row {int(np.argmin(finite)) + 1}."
         )
-    return torch.from_numpy(values)
+    return Table(path, torch.from_numpy(values), names)
 
 
-def _read_npy(path: Path) -> np.ndarray:
+def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy repairs some headers
@@ -48,10 +73,10 @@ def _read_npy(path: Path) -> np.ndarray:
         raise DataError(f"Expected an array of numbers in {path}; got: {_first_line(error)}.") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise DataError(f"Expected real numbers in {path}; got {getattr(values, 'dtype', type(values).__name__)}.")
-    return values
+    return values, ()
 
 
-def _read_csv(path: Path) -> np.ndarray:
+def _read_csv(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = [
@@ -62,8 +87,9 @@ def _read_csv(path: Path) -> np.ndarray:
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"Expected lines of text in {path}; got: {_first_line(error)}.") from None
+    header: list[str] = []
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
-        rows = rows[1:]  # the names of the columns; a line with some numbers in it is a mistake
+        (_, header), *rows = rows  # the names of the columns; a line with some numbers in it is a mistake
     if not rows:
         raise DataError(f"Expected rows of numbers in {path}; got none.")
     width = len(rows[0][1])
@@ -73,7 +99,18 @@ def _read_csv(path: Path) -> np.ndarray:
         for cell in row:
             if not _is_number(cell):
                 raise DataError(f"Expected numbers in line {line} of {path}; got {cell!r}.")
-    return np.array([[float(cell) for cell in row] for _, row in rows], dtype=np.float64)
+    return np.array([[float(cell) for cell in row] for _, row in rows], dtype=np.float64), _names(header, width, path)
+
+
+def _names(header: Sequence[str], width: int, path: Path) -> tuple[str, ...]:
+    """One for each column; a column that has none is called by its place."""
+    if header and len(header) != width:
+        raise DataError(f"Expected {width} names in {path}, as there are columns; got {len(header)}.")
+    names = tuple(" ".join(name.split()) or f"x{k + 1}" for k, name in enumerate(header))
+    often = [name for name, count in Counter(names).items() if count > 1]
+    if often:
+        raise DataError(f"Expected columns with names of their own in {path}; got {often[0]!r} twice.")
+    return names
 
 
 def _is_number(cell: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +18,16 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 def build_data(config: DataConfig, randomness: Randomness) -> Dataset:
     """Load or draw the samples; a table's rows are shuffled, so that the split does not follow the file's order."""
+    names: tuple[str, ...] = ()
     if config.name == "moons":
         rows = two_moons(config.samples, randomness.generator("moons"))
     else:
         if config.path is None:
             raise DataError("Expected data.path, the file of a table; got none.")
-        rows = load_table(config.path)
+        table = load_table(config.path)
+        rows, names = table.rows, table.names
         rows = rows[torch.randperm(len(rows), generator=randomness.generator("split"))]
-    return split(rows, config.validation, config.test)
+    return replace(split(rows, config.validation, config.test), names=names)
 
 
 def build_model(config: Config, event_shape: tuple[int, ...]) -> nn.Module:

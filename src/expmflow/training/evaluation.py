@@ -33,6 +33,7 @@ class Trained:
     event_shape: tuple[int, ...]
     model: nn.Module
     device: torch.device
+    names: tuple[str, ...] = ()
 
     @property
     def flow(self) -> Flow | None:
@@ -42,7 +43,10 @@ class Trained:
 
     def data(self) -> Dataset:
         """The rows that the run was trained, validated and tested on."""
-        return build_data(self.config.data, Randomness(self.config.train.seed))
+        data = build_data(self.config.data, Randomness(self.config.train.seed))
+        same = not self.names or not data.names or data.names == self.names
+        expect(same, f"the columns {', '.join(self.names)} in the run's data", ", ".join(data.names))
+        return data
 
     def rows(self, rows: Tensor) -> Tensor:
         """Rows as the model takes them."""
@@ -82,7 +86,7 @@ def open_run(folder: str | Path, device: str = "cpu") -> Trained:
     run = RunFolder(Path(folder))
     config, event_shape = run.read_config()
     where = torch.device(device)
-    return Trained(run, config, event_shape, model.to(where), where)
+    return Trained(run, config, event_shape, model.to(where), where, run.read_names())
 
 
 @dataclass(frozen=True)

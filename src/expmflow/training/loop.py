@@ -173,7 +173,7 @@ def train(
 def setup(run: Run, model: nn.Module | None, init_from: str | Path | None) -> State:
     """A new state, or the one of the newest checkpoint that is whole."""
     if run.among.writes:
-        run.folder.start(run.config, run.data.event_shape)
+        run.folder.start(run.config, run.data.event_shape, run.data.names)
     run.among.wait()
     model = build_model(run.config, run.data.event_shape) if model is None else model
     if init_from is not None:

@@ -51,8 +51,8 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    def start(self, config: Config, event_shape: tuple[int, ...]) -> None:
-        """Make the folder, or recognise it: a run goes on only with the config that it began with."""
+    def start(self, config: Config, event_shape: tuple[int, ...], names: Sequence[str] = ()) -> None:
+        """Make the folder, or recognise it: a run goes on only with the config and the columns that it began with."""
         self.path.mkdir(parents=True, exist_ok=True)
         if self.config.exists():
             known, shape = self.read_config()
@@ -61,11 +61,22 @@ class RunFolder:
                     f"Expected the config that the run in {self.path} began with; got another. Choose a new folder, or "
                     "resume with the same settings."
                 )
-        save_config(self.config, config, event_shape)
+            began = self.read_names()
+            if began and names and tuple(names) != began:
+                raise ConfigError(
+                    f"Expected the columns {', '.join(began)} that the run in {self.path} began with; got "
+                    f"{', '.join(names)}."
+                )
+            names = names or began
+        save_config(self.config, config, event_shape, names)
 
     def read_config(self) -> tuple[Config, tuple[int, ...]]:
         """The config of the run, and the shape of its events."""
         return read_config(self.config)
+
+    def read_names(self) -> tuple[str, ...]:
+        """What the entries of a row are called; none, if they have no names."""
+        return read_names(self.config)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """One more line; a line is written whole or will be trimmed on resume."""
@@ -95,22 +106,18 @@ class RunFolder:
         save_weights(self.weights, tensors)
 
 
-def save_config(path: Path, config: Config, event_shape: tuple[int, ...]) -> None:
-    """The resolved config, the format's version, the events' shape, and a checksum of what the model is made of."""
-    values = {"format_version": RUN_FORMAT_VERSION, "event_shape": list(event_shape)}
+def save_config(path: Path, config: Config, event_shape: tuple[int, ...], names: Sequence[str] = ()) -> None:
+    """The resolved config, the format's version, the events' shape and names, and a checksum of what the model is."""
+    values: dict[str, Any] = {"format_version": RUN_FORMAT_VERSION, "event_shape": list(event_shape)}
+    if names:
+        values["names"] = list(names)
     dumped = config.model_dump(mode="json")
     write_json(path, {**values, MODEL_CHECKSUM: _model_checksum(dumped, event_shape), "config": dumped})
 
 
 def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
     """What `save_config` wrote."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"Expected a run's config in {path}; got: {error}.") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"Expected a run's config in {path}; got {type(values).__name__}.")
-    check_format(values, path)
+    values = _read_values(path)
     shape = values.get("event_shape")
     if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
         raise CheckpointError(f"Expected the shape of an event in {path}; got {shape!r}.")
@@ -121,6 +128,28 @@ def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
             f"Expected the model in {path} to have the checksum beside it; got another: it was altered."
         )
     return config, tuple(shape)
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """The names that `save_config` was given; older runs have none."""
+    values = _read_values(path)
+    names, shape = values.get("names", []), values.get("event_shape")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"Expected names of columns in {path}; got {names!r}.")
+    if names and (shape != [len(names)] or len(set(names)) < len(names)):
+        raise CheckpointError(f"Expected a name for each column of the run in {path}; got {', '.join(names)}.")
+    return tuple(names)
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"Expected a run's config in {path}; got: {error}.") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"Expected a run's config in {path}; got {type(values).__name__}.")
+    check_format(values, path)
+    return values
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -185,14 +214,16 @@ def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]]
         source: a run, whose best weights are taken, or a model with its config and the shape of its events.
         folder: made if it is not there.
     """
+    names: tuple[str, ...] = ()
     if isinstance(source, tuple):
         model, config, event_shape = source
     else:
-        model = load(source)
-        config, event_shape = RunFolder(Path(source)).read_config()
+        model, run = load(source), RunFolder(Path(source))
+        config, event_shape = run.read_config()
+        names = run.read_names()
     target = RunFolder(Path(folder))
     target.path.mkdir(parents=True, exist_ok=True)
-    save_config(target.config, config, tuple(event_shape))
+    save_config(target.config, config, tuple(event_shape), names)
     target.save_weights(model.state_dict())
 
 
