@@ -8,7 +8,7 @@ from expmflow.distributions.dequantization import (
     VariationalDequantization,
 )
 from expmflow.distributions.flow import Flow, NonFiniteError
-from expmflow.distributions.gaussian import Base, DiagonalGaussian, StandardNormal
+from expmflow.distributions.gaussian import Base, DiagonalGaussian, NodeNormal, StandardNormal
 
 __all__ = [
     "Base",
@@ -16,6 +16,7 @@ __all__ = [
     "Dequantizer",
     "DiagonalGaussian",
     "Flow",
+    "NodeNormal",
     "NonFiniteError",
     "StandardNormal",
     "UniformDequantization",

@@ -50,7 +50,7 @@ class Flow(nn.Module):
     def log_prob(self, x: Tensor, context: Any = None) -> Tensor:
         """log p(x | context), `(batch,)`."""
         z, logdet = self._run(x, context, inverse=False)
-        result = self.base.log_prob(z) + logdet
+        result = self.base.log_prob(z, *self._told(context)) + logdet
         self._check((result,), x, context, inverse=False)
         return result
 
@@ -61,13 +61,13 @@ class Flow(nn.Module):
 
     def rsample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
         """As `sample`, differentiable."""
-        return self.decode(self.base.rsample(n, temperature=temperature, noise=noise), context)
+        return self.decode(self.base.rsample(n, *self._told(context), temperature=temperature, noise=noise), context)
 
     def sample_and_log_prob(self, n: int, context: Any = None, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Samples and their log-likelihoods in one pass; differentiable."""
-        z = self.base.rsample(n, noise=noise)
+        z = self.base.rsample(n, *self._told(context), noise=noise)
         x, logdet = self._run(z, context, inverse=True)
-        result = self.base.log_prob(z) - logdet
+        result = self.base.log_prob(z, *self._told(context)) - logdet
         self._check((x, result), z, context, inverse=True)
         return x, result
 
@@ -82,6 +82,10 @@ class Flow(nn.Module):
         x, _ = self._run(z, context, inverse=True)
         self._check((x,), z, context, inverse=True)
         return x
+
+    def _told(self, context: Any) -> tuple[Any, ...]:
+        """What the base is told."""
+        return (context,) if self.base.sees_context else ()
 
     def _run(self, x: Tensor, context: Any, *, inverse: bool) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_compiling():

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
+from expmflow.nn.graph import node_mask, split_graph
 
 LOG_2PI = math.log(2 * math.pi)
 
 
 class Base(nn.Module, ABC):
     """A simple density on `(batch, *event)`."""
+
+    sees_context: ClassVar[bool] = False
+    """Whether `log_prob` and `sample_shape` are told the flow's context."""
 
     def __init__(self, event_shape: Sequence[int]) -> None:
         super().__init__()
@@ -33,14 +37,18 @@ class Base(nn.Module, ABC):
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
         """A sample made of standard normal noise."""
 
+    def sample_shape(self, context: Any) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.event_shape
+
     @final
-    def rsample(self, n: int, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
+    def rsample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
         """`(n, *event)`, differentiable in the parameters; `temperature` multiplies the standard deviation."""
         expect_count(n, "the number of samples", at_least=0)
         expect(temperature > 0, "a positive temperature", temperature)
+        shape = (n, *self.sample_shape(context))
         if noise is None:
-            noise = torch.randn(n, *self.event_shape, dtype=self._like.dtype, device=self._like.device)  # type: ignore[arg-type]
-        shape = (n, *self.event_shape)
+            noise = torch.randn(shape, dtype=self._like.dtype, device=self._like.device)  # type: ignore[arg-type]
         expect(tuple(noise.shape) == shape, f"noise of shape {shape}", tuple(noise.shape))
         return self.transform_noise(noise, temperature)
 
@@ -56,6 +64,33 @@ class StandardNormal(Base):
 
     def log_prob(self, z: Tensor) -> Tensor:
         return -0.5 * (z.square() + LOG_2PI).flatten(1).sum(1)
+
+    def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
+        return temperature * noise
+
+
+@final
+class NodeNormal(Base):
+    """Independent standard normals at the nodes of graphs, of any number of nodes; padding has no density.
+
+    Args:
+        event_shape: `(N, features)`; N is what is sampled where no context says how many nodes there are.
+
+    Example:
+        >>> NodeNormal((4, 2)).log_prob(torch.zeros(1, 7, 2)).shape
+        torch.Size([1])
+    """
+
+    sees_context: ClassVar[bool] = True
+
+    def log_prob(self, z: Tensor, context: Any = None) -> Tensor:
+        density, mask = -0.5 * (z.square() + LOG_2PI), node_mask(context)
+        return (density if mask is None else density * mask.unsqueeze(-1)).flatten(1).sum(1)
+
+    def sample_shape(self, context: Any) -> tuple[int, ...]:
+        adjacency, mask = split_graph(context)
+        known = adjacency if adjacency is not None else mask
+        return self.event_shape if known is None else (known.shape[-1], self.event_shape[-1])
 
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
         return temperature * noise

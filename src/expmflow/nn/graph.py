@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_type
+from expmflow.nn.messages import sum_messages
 
 
 class GraphNetwork(nn.Module):
@@ -36,10 +37,8 @@ class GraphNetwork(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, x: Tensor, context: Any = None) -> Tensor:
-        adjacency, mask = _graph(context, x)
-        pairs = F.relu(self.receive(x).unsqueeze(-2) + self.send(x).unsqueeze(-3))
-        pairs = F.relu(self.edge(pairs))
-        summed = torch.einsum("...ij,...ijh->...ih", adjacency, pairs)
+        adjacency, mask = resolve_graph(context, x)
+        summed = sum_messages(adjacency, self.receive(x), self.send(x), self.edge.weight, self.edge.bias)
         degree = adjacency.sum(-1, keepdim=True)
         received = F.linear(summed, self.message.weight) + degree * self.message.bias
         out = self.last(F.relu(self.node(torch.cat([x, received], dim=-1))))
@@ -61,6 +60,17 @@ def split_graph(context: Any) -> tuple[Any, Any]:
     return context, None
 
 
+def complete_graph(x: Tensor) -> Tensor:
+    """The adjacency `(N, N)` in which every node of `x`, `(batch, N, features)`, is linked to every other."""
+    return 1 - torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+
+
+def node_mask(context: Any) -> Tensor | None:
+    """Which nodes are real, `(batch, N)`, where the context says so."""
+    mask = context[1] if isinstance(context, tuple) and len(context) == 2 else None
+    return mask if isinstance(mask, Tensor) else None
+
+
 def check_graph(adjacency: Any, mask: Any, x: Tensor) -> None:
     """Raise unless these are a graph, or none, of the nodes of `x` in each of its rows."""
     rows, nodes = x.shape[:2]
@@ -77,11 +87,11 @@ def check_graph(adjacency: Any, mask: Any, x: Tensor) -> None:
         expect_type(mask.dtype == torch.bool, "a node mask of dtype torch.bool", mask.dtype)
 
 
-def _graph(context: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def resolve_graph(context: Any, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """The adjacency, without edges to padding, and the mask."""
     adjacency, mask = split_graph(context)
     if adjacency is None:
-        adjacency = 1 - torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        adjacency = complete_graph(x)
     if mask is not None:
         adjacency = adjacency * mask.unsqueeze(-1) * mask.unsqueeze(-2)
     return adjacency, mask

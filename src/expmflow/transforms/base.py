@@ -181,6 +181,18 @@ class Inverse(Transform):
         return self.transform(z, context)
 
 
+def real_points(x: Tensor, channels: int, mask: Tensor | None) -> Tensor:
+    """`(batch,)`: how many vectors of `channels` entries each row of `x` has; of graphs, padding is not counted."""
+    if mask is not None:
+        return mask.sum(1).to(x.dtype)
+    return x.new_full((x.shape[0],), x.shape[1:].numel() // channels)
+
+
+def keep_padding(z: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+    """`z` at the real nodes, `x` at the others."""
+    return z if mask is None else torch.where(mask.unsqueeze(-1), z, x)
+
+
 def expanded(logdet: Tensor, x: Tensor) -> Tensor:
     """A log-determinant that is the same for all rows, as shape `(batch,)`."""
     return logdet.expand(x.shape[0]) if logdet.ndim == 0 else logdet

@@ -10,11 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
-from expmflow.transforms.base import Output, Transform
+from expmflow.nn.graph import node_mask
+from expmflow.transforms.base import Output, Transform, keep_padding, real_points
 
 
 class ChannelMix(Transform):
-    """A matrix applied to the axis `dim` of `(batch, *event)`, the channels; 1 for images, −1 for graphs."""
+    """A matrix applied to the axis `dim` of `(batch, *event)`, the channels; 1 for images, −1 for graphs.
+
+    On graphs whose context has a node mask, the padding neither counts nor changes.
+    """
 
     def __init__(self, channels: int, dim: int) -> None:
         super().__init__()
@@ -40,14 +44,14 @@ class ChannelMix(Transform):
         """log |det W|, a scalar."""
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        return mix(x, self.matrix(), self.dim), self._logdet(x)
+        mask = node_mask(context) if self.dim == -1 else None
+        z = keep_padding(mix(x, self.matrix(), self.dim), x, mask)
+        return z, real_points(x, self.channels, mask) * self.log_abs_det()
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        return mix(z, self.inverse_matrix(), self.dim), -self._logdet(z)
-
-    def _logdet(self, x: Tensor) -> Tensor:
-        points = x[0].numel() // self.channels if x.shape[0] else 0
-        return (points * self.log_abs_det()).expand(x.shape[0])
+        mask = node_mask(context) if self.dim == -1 else None
+        x = keep_padding(mix(z, self.inverse_matrix(), self.dim), z, mask)
+        return x, -real_points(z, self.channels, mask) * self.log_abs_det()
 
 
 def mix(x: Tensor, matrix: Tensor, dim: int) -> Tensor:

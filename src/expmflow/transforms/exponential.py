@@ -19,7 +19,7 @@ from expmflow.nn.constraints import (
     constrain,
     update_constraint,
 )
-from expmflow.nn.graph import check_graph, split_graph
+from expmflow.nn.graph import check_graph, complete_graph, split_graph
 from expmflow.numerics import SeriesPlan, expm_apply, plan_series
 from expmflow.numerics.plan import check_tol
 from expmflow.numerics.series import Gradient
@@ -226,7 +226,7 @@ class GraphConvExp(Exponential):
     """Z = exp(X ↦ X θ0 + Â X θ1): the graph convolution exponential, for node features `(batch, N, features)`.
 
     The context is the adjacency: `(N, N)` or `(batch, N, N)`, or a pair `(adjacency, mask)` for graphs of different
-    sizes in one padded batch, with `mask` of shape `(batch, N)`.
+    sizes in one padded batch, with `mask` of shape `(batch, N)`. None, in place of either, is the complete graph.
 
     The norm rule is the paper's: ‖θ0‖ at most one over the largest number of neighbours in the graph, ‖θ1‖ at most one.
 
@@ -273,7 +273,10 @@ class GraphConvExp(Exponential):
         return GraphConvOperator(theta0, theta1, adjacency, mask=mask, validate=False)
 
     def _exponential(self, x: Tensor, sign: float, context: Any) -> Output:
-        if split_graph(context)[0].layout != torch.strided:  # the compiler stumbles over the entries of sparse tensors
+        adjacency, mask = split_graph(context)
+        if adjacency is None:
+            context = (complete_graph(x), mask)
+        elif adjacency.layout != torch.strided:  # the compiler stumbles over the entries of sparse tensors
             return torch.compiler.disable(super()._exponential)(x, sign, context)
         return super()._exponential(x, sign, context)
 
@@ -286,10 +289,10 @@ class GraphConvExp(Exponential):
         expect(fits, f"node features of shape (batch, N, {self.features})", f"events {event_shape}")
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        expect(context is not None, "an adjacency as the context", "none")
         adjacency, mask = split_graph(context)
         check_graph(adjacency, mask, x)
-        check_adjacency(adjacency, mask)
+        if adjacency is not None:
+            check_adjacency(adjacency, mask)
 
 
 def _at_most_one(theta: Tensor) -> Tensor:

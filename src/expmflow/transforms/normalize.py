@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
-from expmflow.transforms.base import Output, Transform
+from expmflow.nn.graph import node_mask
+from expmflow.transforms.base import Output, Transform, keep_padding, real_points
 
 
 @final
@@ -18,6 +19,8 @@ class ActNorm(Transform):
 
     The first batch seen in training sets both; with several processes, from the moments of the whole batch. All state
     is in the state dict, so a loaded layer does not start again, and one that has seen no data is the identity.
+
+    On graphs whose context has a node mask, the padding neither counts nor changes.
 
     Args:
         channels: C.
@@ -47,18 +50,16 @@ class ActNorm(Transform):
         expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
+        mask = node_mask(context) if self.dim == -1 else None
         if self.training and not self._is_ready():
-            self._initialise(x)
+            self._initialise(x.movedim(self.dim, -1) if mask is None else x[mask])
         z = (x - self._per_channel(self.shift, x)) * self._per_channel(self.log_scale, x).exp()
-        return z, self._logdet(x)
+        return keep_padding(z, x, mask), real_points(x, self.channels, mask) * self.log_scale.sum()
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
+        mask = node_mask(context) if self.dim == -1 else None
         x = z * (-self._per_channel(self.log_scale, z)).exp() + self._per_channel(self.shift, z)
-        return x, -self._logdet(z)
-
-    def _logdet(self, x: Tensor) -> Tensor:
-        points = x[0].numel() // self.channels if x.shape[0] else 0
-        return (points * self.log_scale.sum()).expand(x.shape[0])
+        return keep_padding(x, z, mask), -real_points(z, self.channels, mask) * self.log_scale.sum()
 
     def _per_channel(self, values: Tensor, x: Tensor) -> Tensor:
         return values if self.dim == -1 else values.reshape(-1, *(1,) * (x.ndim - 2))
@@ -70,7 +71,7 @@ class ActNorm(Transform):
 
     @torch.no_grad()
     def _initialise(self, x: Tensor) -> None:
-        values = x.movedim(self.dim, -1).reshape(-1, self.channels).double()
+        values = x.reshape(-1, self.channels).double()
         moments = torch.cat([values.sum(0), values.square().sum(0), values.new_tensor([values.shape[0]])])
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(moments)
