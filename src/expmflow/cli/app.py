@@ -14,6 +14,7 @@ from expmflow.cli.data import data
 from expmflow.cli.errors import guarded
 from expmflow.cli.evaluate import evaluate
 from expmflow.cli.report import report
+from expmflow.cli.reproduce import reproduce
 from expmflow.cli.sample import sample
 from expmflow.cli.score import score
 from expmflow.cli.train import train
@@ -33,6 +34,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     score: "expmflow score runs/moons measurements.csv --out scores.csv",
     report: "expmflow report runs/first runs/second --out comparison.html",
     data: "expmflow data measurements.csv",
+    reproduce: "expmflow reproduce graph --preset laptop --only mog-4",
 }
 
 for function, example in EXAMPLES.items():

@@ -8,10 +8,26 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from expmflow.models.graph import GraphNetworks
+from expmflow.models.image import Mixing, Subflow
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+DataName = Literal[
+    "moons",
+    "table",
+    "digits",
+    "mnist",
+    "fashion-mnist",
+    "cifar10",
+    "images",
+    "mog-4",
+    "mog-9",
+    "mog-16",
+    "mog-ring",
+]
 
 
 class ConfigError(ValueError):
@@ -25,11 +41,18 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Where the samples come from."""
 
-    name: Literal["moons", "table"] = Field("moons", description="two moons in the plane, or a table in a file")
-    path: Path | None = Field(None, description="a .npy or .csv file of float rows (table)")
-    samples: Positive = Field(10_000, description="how many to draw (moons)")
-    validation: Fraction = Field(0.1, description="the part of the rows kept for validation")
-    test: Fraction = Field(0.1, description="the part of the rows kept for the test")
+    name: DataName = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images)")
+    path: Path | None = Field(
+        None, description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images)"
+    )
+    dir: Path | None = Field(None, description="where the official files are (mnist, fashion-mnist, cifar10)")
+    samples: Positive = Field(10_000, description="how many to draw (moons), or to draw for the test (graphs)")
+    validation: Fraction = Field(0.1, description="the part of the rows kept for validation (moons, table, images)")
+    test: Fraction = Field(0.1, description="the part of the rows kept for the test (moons, table, images)")
+    size: Positive | None = Field(None, description="resize images to this height and width (images)")
+    crop: bool = Field(True, description="cut the middle out before resizing, instead of squashing (images)")
+    channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
+    flip: bool = Field(False, description="turn half of the training images left to right (images)")
 
 
 class DenseModelConfig(_Section):
@@ -40,6 +63,49 @@ class DenseModelConfig(_Section):
     hidden: Positive = 64
     coeff: float = Field(0.9, gt=0)
     coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
+
+
+class ImageModelConfig(_Section):
+    """A flow on images: levels of subflows, of which half of the channels leave between levels."""
+
+    kind: Literal["image"] = "image"
+    subflow: Subflow = Field("sylvester", description="what a subflow is made of")
+    mixing: Mixing = Field("1x1", description="the linear layer beside each coupling")
+    levels: Positive = 2
+    subflows: Positive = Field(4, description="in each level")
+    growth: Positive = Field(32, description="channels that each layer of a coupling's DenseNet adds")
+    depth: Positive = Field(2, description="layers of a coupling's DenseNet")
+    hidden: Positive = Field(96, description="channels inside a Sylvester layer")
+    actnorm: bool = Field(True, description="an ActNorm before each subflow")
+    mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
+    base: Literal["standard", "gaussian"] = Field("gaussian", description="fixed or learned means and deviations")
+    dequantization: Literal["uniform", "variational"] = "uniform"
+    dequantization_subflows: Positive = 4
+    conditional: bool = Field(False, description="learn a density for each class of the data")
+    grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
+    classes: int | None = Field(None, ge=1, description="filled in from the data, if conditional")
+
+
+class GraphModelConfig(_Section):
+    """A flow on the node features of graphs: subflows of ActNorm, 1×1 and a coupling."""
+
+    kind: Literal["graph"] = "graph"
+    network: GraphNetworks = "gnf-exp"
+    subflows: Positive = 3
+    hidden: Positive = 64
+
+
+def _kind(model: Any) -> Any:
+    return model.get("kind", "dense") if isinstance(model, Mapping) else getattr(model, "kind", None)
+
+
+MODELS: dict[str, type[_Section]] = {"dense": DenseModelConfig, "image": ImageModelConfig, "graph": GraphModelConfig}
+ModelConfig = Annotated[
+    Annotated[DenseModelConfig, Tag("dense")]
+    | Annotated[ImageModelConfig, Tag("image")]
+    | Annotated[GraphModelConfig, Tag("graph")],
+    Discriminator(_kind),
+]
 
 
 class OptimConfig(_Section):
@@ -78,7 +144,7 @@ class Config(_Section):
     """A whole run."""
 
     data: DataConfig = DataConfig()
-    model: DenseModelConfig = DenseModelConfig()
+    model: ModelConfig = DenseModelConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
 
@@ -145,19 +211,23 @@ def _read(source: str) -> tuple[str, str]:
 
 def _problem(entry: Any) -> str:
     """One problem as a line: where, what is expected, what was given."""
-    place = ".".join(str(part) for part in entry["loc"])
+    where, section = _section(entry["loc"])
+    place = ".".join(map(str, where))
     if entry["type"] == "extra_forbidden":
-        return f"{place}: no such key{_nearest(str(entry['loc'][-1]), _keys(entry['loc'][:-1]))}"
+        return f"{place}: no such key{_nearest(str(where[-1]), section.model_fields)}"
+    if entry["type"] == "union_tag_invalid":
+        tag = entry["ctx"]["tag"]
+        return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {tag!r}{_nearest(tag, MODELS)}"
     given = repr(entry["input"])
     given = given if len(given) <= 80 else f"{given[:77]}..."
     return f"{place}: {entry['msg'][0].lower()}{entry['msg'][1:]}, got {given}"
 
 
-def _keys(place: Sequence[Any]) -> list[str]:
-    section: Any = Config
-    for part in place:
-        section = section.model_fields[part].annotation
-    return list(section.model_fields)
+def _section(place: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """A place without the tag of the model's kind, and the section that the last part belongs to."""
+    if len(place) > 1 and place[0] == "model" and place[1] in MODELS:
+        return ("model", *place[2:]), MODELS[place[1]]
+    return place, Config if len(place) == 1 else Config.model_fields[place[0]].annotation
 
 
 def _nearest(word: str, known: Any) -> str:

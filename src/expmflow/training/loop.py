@@ -22,7 +22,7 @@ from expmflow._validation import expect
 from expmflow.data import Dataset
 from expmflow.distributions import NonFiniteError
 from expmflow.numerics import ConvergenceError
-from expmflow.training.build import DTYPES, build_data, build_model, log_likelihood, noise_kind
+from expmflow.training.build import DTYPES, build_data, build_model, class_context, log_likelihood, noise_kind, resolve
 from expmflow.training.checkpoint import Checkpoint, list_checkpoints, newest_checkpoint, remove_old, save_checkpoint
 from expmflow.training.config import Config
 from expmflow.training.distributed import Processes, processes
@@ -118,6 +118,25 @@ class Run:
     def rows(self, rows: Tensor) -> Tensor:
         return rows.to(self.device, self.dtype if rows.is_floating_point() else rows.dtype)
 
+    def batch(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """This process's rows of a training step, and their context."""
+        size, labels = self.config.train.batch_size, None
+        if self.data.draw is not None:
+            return self.rows(self.among.slice(self.data.draw(size, self.randomness.generator("data", step)))), None
+        chosen = self.among.slice(self.randomness.batch(step, len(self.data.train), size))
+        x = self.data.train[chosen]
+        if self.config.data.flip:
+            turned = self.among.slice(self.randomness.noise("uniform", (size,), "flip", step)) < 0.5
+            x = torch.where(turned[:, None, None, None], x.flip(3), x)
+        if self.data.labels is not None:
+            labels = self.data.labels[0][chosen]
+        return self.rows(x), self.context(labels)
+
+    def context(self, labels: Tensor | None) -> Tensor | None:
+        """What the model is told of the rows with these labels."""
+        told = class_context(labels, getattr(self.config.model, "classes", None), self.dtype)
+        return None if told is None else told.to(self.device)
+
     def noise(self, model: nn.Module, rows: int, label: str, counter: int) -> Tensor | None:
         """Noise for a global batch, if the model wants any."""
         kind = noise_kind(model)
@@ -156,6 +175,7 @@ def train(
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     data = build_data(config.data, Randomness(config.train.seed)) if data is None else data
+    config = resolve(config, data) if model is None else config
     expect(
         len(data.train) >= config.train.batch_size,
         f"a batch of at most {len(data.train)} rows, as there are for training",
@@ -231,8 +251,7 @@ def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
 def step(run: Run, state: State, replica: nn.Module) -> Tensor:
     """One step of the optimizer on this process's part of the batch; the loss."""
     settings, size = run.config.train, run.config.train.batch_size
-    rows = run.randomness.batch(state.step, len(run.data.train), size)
-    x = run.rows(run.data.train[run.among.slice(rows)])
+    x, context = run.batch(state.step)
     noise = run.noise(state.model, size, "noise", state.step)
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(run.config.optim, state.step, run.steps_per_epoch)
@@ -242,7 +261,8 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
     coarse = torch.autocast(run.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")
     try:
         with coarse:
-            loss = -log_likelihood(replica, x, None if noise is None else run.among.slice(noise)).mean()
+            own = None if noise is None else run.among.slice(noise)
+            loss = -log_likelihood(replica, x, own, context).mean()
         problem = "" if math.isfinite(float(loss.detach())) else "the loss"
     except NonFiniteError as error:
         problem = error.layer
@@ -264,8 +284,10 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
 
 def validate(run: Run, state: State) -> None:
     """The mean negative log-likelihood of the validation rows under the averaged weights; the best are written out."""
-    rows = run.data.validation if len(run.data.validation) else run.data.train
-    value, problem = mean_nll(run, evaluation_model(state), rows, "validation")
+    part = 1 if len(run.data.validation) else 0
+    rows = (run.data.train, run.data.validation)[part]
+    labels = None if run.data.labels is None else run.data.labels[part]
+    value, problem = mean_nll(run, evaluation_model(state), rows, "validation", labels)
     if not math.isfinite(value):
         if run.config.train.on_nonfinite == "stop":
             raise _stopped(run, f"validation at step {state.step}", problem)
@@ -281,7 +303,7 @@ def validate(run: Run, state: State) -> None:
 
 
 @torch.no_grad()
-def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str) -> tuple[float, str]:
+def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str, labels: Tensor | None = None) -> tuple[float, str]:
     """In batches, every process taking its share of them; the result does not depend on how many there are.
 
     NaN if it is not finite, with the layer where this process has found that.
@@ -292,8 +314,9 @@ def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str) -> tuple[floa
     for k, batch in enumerate(rows.split(size)):
         if k % run.among.count == run.among.rank:
             noise = run.noise(model, len(batch), label, k)
+            context = run.context(None if labels is None else labels[k * size : (k + 1) * size])
             try:
-                total[0] -= log_likelihood(model, run.rows(batch), noise).double().sum()
+                total[0] -= log_likelihood(model, run.rows(batch), noise, context).double().sum()
             except NonFiniteError as error:  # the other processes still wait for this one's sum
                 total[0], problem = math.nan, error.layer
             total[1] += len(batch)

@@ -1,0 +1,68 @@
+"""`expmflow reproduce`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from expmflow._validation import expect
+from expmflow.cli.console import progress, result, say
+from expmflow.experiments import graph
+
+
+class Experiment(StrEnum):
+    """The paper's experiments that are here."""
+
+    graph = "graph"
+
+
+class Preset(StrEnum):
+    """How long."""
+
+    laptop = "laptop"
+    paper = "paper"
+
+
+def reproduce(
+    experiment: Annotated[Experiment, typer.Argument(help="Which of the paper's tables.")],
+    preset: Annotated[Preset, typer.Option(help="The paper's own length, or a short version.")] = Preset.laptop,
+    only: Annotated[list[str] | None, typer.Option(help="Rows whose name begins so; all if not given.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where the runs are written.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="Where the table and the weights are written.")] = Path("results"),
+    threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the rows; run and write nothing.")] = False,
+) -> None:
+    """Run a table of the paper, row by row. A row that was cut is resumed; one that is done is not run again.
+
+    Each row is a run of its own below --runs; its result goes into --results at once, with its weights beside it.
+    """
+    rows = [row for row in graph.table_rows(preset) if not only or any(row.name.startswith(name) for name in only)]
+    known = ", ".join(row.name for row in graph.table_rows(preset))
+    expect(bool(rows), f"--only to begin the name of a row ({known})", ", ".join(only or []))
+    table = results / (f"{experiment.value}.json" if preset is Preset.paper else f"{experiment.value}-{preset}.json")
+    weights = table.with_suffix("")
+    done = {graph.Row(r["data"], r["model"], r["seed"]).name for r in graph.load_results(table)}
+    for row in rows:
+        if dry_run:
+            result(f"{row.name}: {'done' if row.name in done else graph.PRESETS[preset]['steps']}")
+            continue
+        if row.name in done:
+            say(f"{row.name}: done already")
+            continue
+        steps = graph.PRESETS[preset]["steps"]
+        with progress(row.name, steps) as advance:
+            last = 0
+
+            def step(number: int, advance=advance) -> None:  # type: ignore[no-untyped-def]
+                nonlocal last
+                advance(number - last)
+                last = number
+
+            found = graph.run_row(row, preset, runs / experiment.value / preset, weights, threads=threads, on_step=step)
+        graph.save_results(table, [*graph.load_results(table), found])
+        say(f"{row.name}: {found['nats_per_node']:.4f} nats per node (paper {found['paper']:.2f})")
+    if not dry_run:
+        say(f"The table is in {table.with_suffix('.md')}")

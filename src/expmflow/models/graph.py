@@ -1,0 +1,71 @@
+"""Flows on the node features of graphs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from expmflow import transforms as T
+from expmflow._validation import expect, expect_count
+from expmflow.distributions import Flow, NodeNormal
+from expmflow.nn import MLP, GraphNetwork
+
+GraphNetworks = Literal["coupling", "gnf", "gnf-exp"]
+
+
+def graph_flow(
+    nodes: int, features: int, *, network: GraphNetworks = "gnf-exp", subflows: int = 3, hidden: int = 64
+) -> Flow:
+    """Subflows of ActNorm, 1×1 and an affine coupling over the features; the paper's three models.
+
+    The context is the graph: an adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None for the
+    complete graph. The two graph models are equivariant, and take any number of nodes.
+
+    Args:
+        nodes: N; of the graph models, what is sampled where no context says how many nodes there are.
+        features: of each node, at least two.
+        network: `"coupling"` has MLPs that see the whole graph as one vector, and no context; `"gnf"` graph networks;
+            `"gnf-exp"` a graph convolution exponential before each of these couplings, too.
+        subflows: how often.
+        hidden: features inside the networks.
+
+    Example:
+        >>> flow = graph_flow(4, 2, hidden=8)
+        >>> flow.log_prob(torch.randn(5, 4, 2)).shape, flow.log_prob(torch.randn(5, 7, 2)).shape
+        (torch.Size([5]), torch.Size([5]))
+    """
+    expect_count(nodes, "nodes")
+    expect_count(features, "features", at_least=2)
+    expect_count(subflows, "subflows")
+    expect(
+        network in get_args(GraphNetworks), f"network to be one of {', '.join(get_args(GraphNetworks))}", repr(network)
+    )
+    kept = features // 2
+    layers: list[T.Transform] = []
+    for _ in range(subflows):
+        layers += [T.ActNorm(features, dim=-1), T.Conv1x1(features, dim=-1)]
+        if network == "gnf-exp":
+            layers.append(T.GraphConvExp(features))
+        sizes = (kept, 2 * (features - kept))
+        net = _FlatMLP(nodes, *sizes, hidden) if network == "coupling" else GraphNetwork(*sizes, hidden=hidden)
+        layers.append(T.AffineCoupling(net, features, dim=-1))
+    return Flow(T.Chain(layers), NodeNormal((nodes, features)))
+
+
+class _FlatMLP(nn.Module):
+    """An MLP of four layers from all nodes to all nodes, `(batch, N, in)` to `(batch, N, out)`."""
+
+    def __init__(self, nodes: int, in_features: int, out_features: int, hidden: int) -> None:
+        super().__init__()
+        self.nodes = nodes
+        widths = (hidden, hidden, hidden)
+        self.mlp = MLP(nodes * in_features, nodes * out_features, hidden=widths, activation="leaky_relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x.flatten(1)).unflatten(1, (self.nodes, -1))
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        """Raise `ValueError` for a graph, which this network would not look at, and for another number of nodes."""
+        expect(context is None, "no context for a coupling flow of whole graphs", type(context).__name__)
+        expect(x.shape[1] == self.nodes, f"{self.nodes} nodes", x.shape[1])

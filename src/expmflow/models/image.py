@@ -1,0 +1,139 @@
+"""Flows on images: the paper's architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from torch import nn
+
+from expmflow import transforms as T
+from expmflow._validation import expect, expect_count
+from expmflow.distributions import (
+    DequantizedFlow,
+    Dequantizer,
+    DiagonalGaussian,
+    Flow,
+    StandardNormal,
+    UniformDequantization,
+    VariationalDequantization,
+)
+from expmflow.nn import DenseNet
+
+Subflow = Literal["sylvester", "coupling"]
+Mixing = Literal["1x1", "convexp", "convexp-skew"]
+
+
+def image_flow(
+    event_shape: tuple[int, ...],
+    *,
+    subflow: Subflow = "sylvester",
+    mixing: Mixing = "1x1",
+    levels: int = 2,
+    subflows: int = 4,
+    growth: int = 32,
+    depth: int = 2,
+    hidden: int = 96,
+    actnorm: bool = True,
+    mixing_last: bool = False,
+    base: Literal["standard", "gaussian"] = "gaussian",
+    dequantization: Literal["uniform", "variational"] = "uniform",
+    dequantization_subflows: int = 4,
+    conditional: bool = False,
+    grey_levels: int = 256,
+    classes: int | None = None,
+) -> DequantizedFlow:
+    """A density of integer images: levels of a squeeze and subflows; half of the channels leave between levels.
+
+    Args:
+        event_shape: `(C, h, w)`; h and w are divided by two at each level.
+        subflow: `"sylvester"`, a convolutional Sylvester layer, the order turned around between subflows; or
+            `"coupling"`, a linear mixing layer and an affine coupling with a DenseNet.
+        mixing: the linear layer of couplings: `"1x1"`, `"convexp"` (a 1×1 and a convolution exponential), or
+            `"convexp-skew"`, whose exponential is orthogonal.
+        levels, subflows: how many, and how many in each.
+        growth, depth: of the DenseNets.
+        hidden: channels inside the Sylvester layers.
+        actnorm: an ActNorm before each subflow.
+        mixing_last: one more mixing layer behind the last coupling of each level.
+        base: standard normal, or with learned means and standard deviations.
+        dequantization: uniform noise between the grey levels, or noise from a conditional flow of its own.
+        dequantization_subflows: of that flow.
+        conditional: whether there are classes: the context is then one-hot, `(batch, classes)`.
+        grey_levels: the integers go from 0 to `grey_levels` − 1.
+        classes: how many.
+
+    Example:
+        >>> model = image_flow((1, 8, 8), subflows=1, hidden=8, grey_levels=17)
+        >>> model(torch.randint(17, (5, 1, 8, 8))).shape
+        torch.Size([5])
+    """
+    expect(len(event_shape) == 3, "images of shape (C, h, w)", event_shape)
+    for name, value in (("levels", levels), ("subflows", subflows)):
+        expect_count(value, name)
+    expect(subflow in get_args(Subflow), f"subflow to be one of {', '.join(get_args(Subflow))}", repr(subflow))
+    expect(mixing in get_args(Mixing), f"mixing to be one of {', '.join(get_args(Mixing))}", repr(mixing))
+    channels, height, width = event_shape
+    factor = 2**levels
+    fits = height % factor == 0 and width % factor == 0
+    expect(fits, f"images whose height and width {factor} divides, for {levels} levels", f"{height} × {width}")
+    expect(conditional == (classes is not None), "classes for a conditional model only", classes)
+    context = classes or 0
+
+    def coupling(channels: int) -> T.AffineCoupling:
+        kept = channels // 2
+        sizes = (kept, 2 * (channels - kept))
+        return T.AffineCoupling(DenseNet(*sizes, growth=growth, depth=depth, context_channels=context), channels)
+
+    def level(channels: int, number: int) -> T.Chain:
+        channels *= 4
+        layers: list[T.Transform] = [T.Squeeze()]
+        for k in range(subflows):
+            if actnorm:
+                layers.append(T.ActNorm(channels))
+            if subflow == "sylvester":
+                layers.append(T.ConvSylvester(channels, hidden, context_channels=context))
+                layers += [T.Flip()] if k + 1 < subflows else []
+            else:
+                layers += [*_mix(mixing, channels), coupling(channels)]
+        if mixing_last and subflow == "coupling":
+            layers += _mix(mixing, channels)
+        if number < levels:
+            layers.append(T.Split(level(channels // 2, number + 1), coupling(channels)))
+        return T.Chain([*layers, T.Inverse(T.Squeeze())])
+
+    bases = {"standard": StandardNormal, "gaussian": DiagonalGaussian}
+    flow = Flow(level(channels, 1), bases[base](event_shape))
+    dequantizer = (
+        UniformDequantization()
+        if dequantization == "uniform"
+        else variational_dequantization(channels, subflows=dequantization_subflows, growth=growth, depth=depth)
+    )
+    return DequantizedFlow(flow, dequantizer, levels=grey_levels)
+
+
+def variational_dequantization(channels: int, *, subflows: int = 4, growth: int = 32, depth: int = 2) -> Dequantizer:
+    """The noise of `(channels, h, w)` images: one level of couplings with 1×1 mixing, told the image by a network."""
+
+    def layers(channels: int) -> Iterator[T.Transform]:
+        yield T.Squeeze()
+        for _ in range(subflows):
+            yield T.Conv1x1(channels)
+            net = DenseNet(channels // 2, channels, growth=growth, depth=depth, context_channels=growth)
+            yield T.AffineCoupling(net, channels)
+        yield T.Inverse(T.Squeeze())
+
+    told = nn.Sequential(
+        nn.PixelUnshuffle(2),
+        nn.Conv2d(4 * channels, growth, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(growth, growth, 3, padding=1),
+    )
+    return VariationalDequantization(T.Chain(layers(4 * channels)), told)
+
+
+def _mix(mixing: Mixing, channels: int) -> list[T.Transform]:
+    """The layers that mix channels, and points."""
+    if mixing == "1x1":
+        return [T.Conv1x1(channels)]
+    return [T.Conv1x1(channels), T.ConvExp(channels, skew=mixing == "convexp-skew")]
