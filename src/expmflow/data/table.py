@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-class DataError(ValueError):
-    """A file that cannot be used as data; the message names it and says why."""
+from expmflow.data.errors import DataError, first_line
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
             warnings.simplefilter("error")  # numpy repairs some headers
             values = np.load(path, allow_pickle=False)
     except Exception as error:  # numpy parses the header as Python, and raises whatever that parser does
-        raise DataError(f"Expected an array of numbers in {path}; got: {_first_line(error)}.") from None
+        raise DataError(f"Expected an array of numbers in {path}; got: {first_line(error)}.") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise DataError(f"Expected real numbers in {path}; got {getattr(values, 'dtype', type(values).__name__)}.")
     return values, ()
@@ -86,7 +84,7 @@ def _read_csv(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
                 if any(map(str.strip, row))
             ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"Expected lines of text in {path}; got: {_first_line(error)}.") from None
+        raise DataError(f"Expected lines of text in {path}; got: {first_line(error)}.") from None
     header: list[str] = []
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
         (_, header), *rows = rows  # the names of the columns; a line with some numbers in it is a mistake
@@ -119,7 +117,3 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return "_" not in cell  # Python's own way of writing large numbers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
