@@ -20,6 +20,8 @@ def _still(x: Tensor) -> Tensor:
 class Squeeze(Transform):
     """Blocks of `factor` × `factor` points become channels: `(C, h, w)` to `(C·f², h/f, w/f)`.
 
+    The entries have to be moved anyway; they come out in the order that convolutions are fastest with, channels last.
+
     Example:
         >>> T.Squeeze()(torch.randn(1, 3, 8, 8))[0].shape
         torch.Size([1, 12, 4, 4])
@@ -37,14 +39,14 @@ class Squeeze(Transform):
         (batch, channels, height, width), f = x.shape, self.factor
         fits = height % f == 0 and width % f == 0
         self._expect(fits, f"a height and width that {f} divides", (height, width))
-        blocks = x.reshape(batch, channels, height // f, f, width // f, f).permute(0, 1, 3, 5, 2, 4)
-        return blocks.reshape(batch, channels * f * f, height // f, width // f), _still(x)
+        blocks = x.reshape(batch, channels, height // f, f, width // f, f).permute(0, 2, 4, 1, 3, 5)
+        return blocks.reshape(batch, height // f, width // f, channels * f * f).permute(0, 3, 1, 2), _still(x)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         (batch, channels, height, width), f = z.shape, self.factor
         self._expect(channels % f**2 == 0, f"channels that {f**2} divides", channels)
-        blocks = z.reshape(batch, channels // f**2, f, f, height, width).permute(0, 1, 4, 2, 5, 3)
-        return blocks.reshape(batch, channels // f**2, height * f, width * f), _still(z)
+        blocks = z.reshape(batch, channels // f**2, f, f, height, width).permute(0, 4, 2, 5, 3, 1)
+        return blocks.reshape(batch, height * f, width * f, channels // f**2).permute(0, 3, 1, 2), _still(z)
 
 
 @final
