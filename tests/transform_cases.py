@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 
 import exponential_cases
+import graph_sylvester_cases
 import sylvester_cases
 from expmflow import nn
 from expmflow import transforms as T
 from exponential_cases import MASK, PATH, TRIANGLES
 from transform_registry import BATCH, F64, Case, Cases, draw
 
-CASES = Cases(exponential_cases.CASES | sylvester_cases.CASES)
+CASES = Cases(exponential_cases.CASES | sylvester_cases.CASES | graph_sylvester_cases.CASES)
 
 # --- linear maps over channels ----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from expmflow.nn.autoregressive import MADE, ConvInner, DenseInner
 from expmflow.nn.constraints import PowerConstraint, SpectralConstraint
 from expmflow.nn.densenet import DenseNet
 from expmflow.nn.graph import GraphNetwork
+from expmflow.nn.graph_autoregressive import GraphInner
 from expmflow.nn.masked import MaskedConv, MaskedLinear
 from expmflow.nn.mlp import MLP
 
@@ -13,6 +14,7 @@ __all__ = [
     "ConvInner",
     "DenseInner",
     "DenseNet",
+    "GraphInner",
     "GraphNetwork",
     "MaskedConv",
     "MaskedLinear",

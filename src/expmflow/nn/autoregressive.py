@@ -23,9 +23,9 @@ HEADS = 4
 INITIAL_SCALE = 1e-2
 
 
-def gated_tanh(u: Tensor, heads: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """f(u) and its diagonal γ s₂ s₁ (1 − tanh²), from the four heads stacked along axis 1."""
-    s1, s2, t1, t2 = heads.chunk(HEADS, dim=1)
+def gated_tanh(u: Tensor, heads: Tensor, gamma: float, *, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """f(u) and its diagonal γ s₂ s₁ (1 − tanh²), from the four heads stacked along the axis `dim`."""
+    s1, s2, t1, t2 = heads.chunk(HEADS, dim=dim)
     s1, s2 = torch.tanh(s1), torch.tanh(s2)
     a = torch.tanh(u * s1 + t1)
     return gamma * s2 * a + t2, gamma * s1 * s2 * (1 - a * a)
@@ -56,7 +56,7 @@ class ConvInner(nn.Module):
         super().__init__()
         expect_count(channels, "channels")
         expect_count(hidden, "hidden")
-        _check_gamma(gamma)
+        check_gamma(gamma)
         self.gamma = gamma
         self.context_channels = context_channels
         own, inside = torch.arange(channels), hidden_degrees(channels, hidden)
@@ -64,7 +64,7 @@ class ConvInner(nn.Module):
         self.middle = MaskedConv(inside, inside, 1, dims=dims, coeff=lipschitz)
         self.last = MaskedConv(inside, own.repeat(HEADS), 3, dims=dims, coeff=lipschitz)
         self.context = nn.Linear(context_channels, hidden) if context_channels else None
-        _start_near_identity(self.last, channels)
+        start_near_identity(self.last, channels)
 
     def forward(self, u: Tensor, context: Any = None) -> tuple[Tensor, Tensor]:
         with network_precision(u.device.type):
@@ -126,12 +126,12 @@ class DenseInner(nn.Module):
         self, features: int, hidden: int | Sequence[int], *, gamma: float = 0.5, context_features: int = 0
     ) -> None:
         super().__init__()
-        _check_gamma(gamma)
+        check_gamma(gamma)
         self.gamma = gamma
         self.context_channels = context_features
         widths = (hidden, hidden) if isinstance(hidden, int) else tuple(hidden)
         self.net = MADE(features, widths, HEADS, context_features=context_features)
-        _start_near_identity(self.net.last, features)
+        start_near_identity(self.net.last, features)
 
     def forward(self, u: Tensor, context: Any = None) -> tuple[Tensor, Tensor]:
         with network_precision(u.device.type):
@@ -143,12 +143,12 @@ class DenseInner(nn.Module):
         check_context(context, x, self.context_channels)
 
 
-def _start_near_identity(last: nn.Module, width: int) -> None:
+def start_near_identity(last: nn.Module, width: int) -> None:
     """Small heads, except s₁: with s₁ and s₂ both at zero neither would get a gradient."""
     with torch.no_grad():
         last.parametrizations.weight.original.mul_(INITIAL_SCALE)  # type: ignore[union-attr, operator]
         last.bias[:width].fill_(1.0)  # type: ignore[index]
 
 
-def _check_gamma(gamma: float) -> None:
+def check_gamma(gamma: float) -> None:
     expect(0 < gamma < 1, "gamma between 0 and 1", gamma)

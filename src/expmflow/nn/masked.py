@@ -66,16 +66,17 @@ class MaskedConv(nn.Module):
 
 
 class MaskedLinear(nn.Module):
-    """A linear map whose outputs see the inputs of at most their own degree (less than it if `strict`)."""
+    """A linear map of the last axis whose outputs see the inputs of at most their own degree (less if `strict`)."""
 
     weight: Tensor
+    bias: Tensor  # or None, as in torch
 
-    def __init__(self, in_degrees: Tensor, out_degrees: Tensor, *, strict: bool = False) -> None:
+    def __init__(self, in_degrees: Tensor, out_degrees: Tensor, *, strict: bool = False, bias: bool = True) -> None:
         super().__init__()
         mask = raster_mask(in_degrees, out_degrees, (), strict)
         scale = mask.sum().div(len(out_degrees)).clamp_min(1).rsqrt()
         self.weight = nn.Parameter(torch.randn(len(out_degrees), len(in_degrees)) * scale)
-        self.bias = nn.Parameter(torch.zeros(len(out_degrees)))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(len(out_degrees))) if bias else None)
         parametrize.register_parametrization(self, "weight", Mask(mask))
 
     def forward(self, x: Tensor) -> Tensor:

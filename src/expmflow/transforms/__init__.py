@@ -7,7 +7,7 @@ from expmflow.transforms.exponential import ConvExp, GraphConvExp, LinearExp
 from expmflow.transforms.multiscale import Split
 from expmflow.transforms.normalize import ActNorm
 from expmflow.transforms.reshape import Flip, Permute, Squeeze
-from expmflow.transforms.sylvester import ConvSylvester, DenseSylvester, GeneralizedSylvester
+from expmflow.transforms.sylvester import ConvSylvester, DenseSylvester, GeneralizedSylvester, GraphSylvester
 
 __all__ = [
     "ActNorm",
@@ -20,6 +20,7 @@ __all__ = [
     "Flip",
     "GeneralizedSylvester",
     "GraphConvExp",
+    "GraphSylvester",
     "Householder",
     "Inverse",
     "LinearExp",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from expmflow._validation import expect, expect_count
 from expmflow.nn.autoregressive import ConvInner, DenseInner
 from expmflow.nn.constraints import constant_constraints
+from expmflow.nn.graph_autoregressive import GraphInner
 from expmflow.numerics import ConvergenceError
 from expmflow.numerics.solve import triangular_fixed_point, with_implicit_gradient
 from expmflow.transforms.base import Chain, Output, Transform, layer_name
 from expmflow.transforms.conv1x1 import Householder
-from expmflow.transforms.exponential import ConvExp
+from expmflow.transforms.exponential import ConvExp, GraphConvExp
 
 
 class GeneralizedSylvester(Transform):
@@ -25,10 +26,11 @@ class GeneralizedSylvester(Transform):
     its gradient is exact, by the implicit function theorem.
 
     Args:
-        basis: any invertible linear layer, W.
+        basis: any invertible linear layer, W; it is handed the context too.
         inner: a module whose `forward(u, context)` returns `(f(u), diagonal)`, with a Jacobian that is triangular in
             some order of the variables and a diagonal greater than −1 (Theorem 2); `check_inner` tests both. A context
-            that is a tensor with one row per sample is cut to the samples that the inverse still seeks.
+            that is a tensor with one row per sample is cut to the samples that the inverse still seeks; an inner
+            function whose contexts have rows of another kind cuts them itself, by `context_rows(context, rows)`.
         tol: the largest entry of the residual of the inverse, relative to max(1, max |W z|); follows the dtype.
         max_iterations: before the inverse gives up with `ConvergenceError`.
 
@@ -59,28 +61,27 @@ class GeneralizedSylvester(Transform):
             check(context, x)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        u, _ = self.basis(x)
+        u, _ = self.basis(x, context)
         value, diagonal = self.inner(u, context)
-        residual, _ = self.basis.inverse(value)
+        residual, _ = self.basis.inverse(value, context)
         return x + residual, torch.log1p(diagonal).flatten(1).sum(1)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         with constant_constraints():  # the iterations need one and the same function
-            v, _ = self.basis(z)
+            v, _ = self.basis(z, context)
             u = self._solve(v, context)
             value, diagonal = self.inner(u, context)
-            residual, _ = self.basis.inverse(value)
+            residual, _ = self.basis.inverse(value, context)
         return z - residual, -torch.log1p(diagonal).flatten(1).sum(1)
 
     def _solve(self, v: Tensor, context: Any) -> Tensor:
         """u with u + f(u) = v; the gradient, where one is wanted, does not pass through the iterations."""
-
-        per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == v.shape[0]
+        cut = _cutter(self.inner, context, v.shape[0])
 
         def evaluate(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            if context is None or per_row:
-                return self.inner(u, context[rows] if per_row else None)
-            value, diagonal = self.inner(v.index_copy(0, rows, u), context)  # a graph, say: who knows its rows
+            if cut is not None:
+                return self.inner(u, cut(rows))
+            value, diagonal = self.inner(v.index_copy(0, rows, u), context)  # who knows its rows
             return value[rows], diagonal[rows]
 
         try:
@@ -108,12 +109,22 @@ class GeneralizedSylvester(Transform):
             check_inner(self.inner, u, context)
 
 
+def _cutter(inner: nn.Module, context: Any, rows: int) -> Callable[[Any], Any] | None:
+    """What gives the context of some of the rows; None if nobody knows which part of it belongs to them."""
+    if context is None:
+        return lambda chosen: None
+    if hasattr(inner, "context_rows"):
+        return lambda chosen: inner.context_rows(context, chosen)  # type: ignore[operator]
+    per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == rows
+    return (lambda chosen: context[chosen]) if per_row else None
+
+
 def check_inner(inner: nn.Module, u: Tensor, context: Any = None) -> None:
     """As `GeneralizedSylvester.check_inner`."""
     _, declared = inner(u, context)
-    per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == u.shape[0]
+    cut = _cutter(inner, context, u.shape[0])
     for row in range(u.shape[0]):
-        own = context[row : row + 1] if per_row else context
+        own = context if cut is None else cut(slice(row, row + 1))
         size = u[row].numel()
         jacobian = torch.autograd.functional.jacobian(
             lambda point, own=own: inner(point.reshape(1, *u.shape[1:]), own)[0].flatten(),
@@ -221,3 +232,52 @@ class DenseSylvester(GeneralizedSylvester):
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
+
+
+@final
+class GraphSylvester(GeneralizedSylvester):
+    """The Sylvester flow on graphs: W = exp(M) Q, with a graph convolution M and an orthogonal matrix Q over features.
+
+    For node features `(batch, N, features)`. f sees the features before k of a node and its neighbours, and of feature
+    k the node's own alone; so renumbering the nodes renumbers the result. Layers should alternate `reverse`.
+
+    The context is the adjacency: `(N, N)` or `(batch, N, N)`, dense; a pair `(adjacency, mask)` for graphs of different
+    sizes in one padded batch, with `mask` of shape `(batch, N)`; or None for complete graphs. Padding is left as it is.
+
+    Args:
+        features: F.
+        hidden: features inside the graph network.
+        reverse: f goes from the last feature to the first.
+        max_neighbours: of the graph convolution exponential.
+        reflections: Householder reflections of Q; one per feature if None.
+        gamma: the bound of the diagonal.
+        use_basis: False leaves the basis change out.
+        tol, max_iterations: of the inverse.
+
+    Example:
+        >>> layer = T.GraphSylvester(2, hidden=16)
+        >>> z, logdet = layer(torch.randn(8, 4, 2), context=torch.ones(4, 4) - torch.eye(4))
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int = 64,
+        *,
+        reverse: bool = False,
+        max_neighbours: int | None = None,
+        reflections: int | None = None,
+        gamma: float = 0.5,
+        use_basis: bool = True,
+        tol: float | None = None,
+        max_iterations: int = 200,
+    ) -> None:
+        inner = GraphInner(features, hidden, gamma=gamma, reverse=reverse)
+        q = Householder(features, reflections, dim=-1)
+        basis = Chain([q, GraphConvExp(features, max_neighbours=max_neighbours)] if use_basis else [])
+        super().__init__(basis, inner, tol=tol, max_iterations=max_iterations)
+        self.features = features
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        fits = len(event_shape) == 2 and event_shape[1] == self.features
+        expect(fits, f"node features of shape (batch, N, {self.features})", f"events {event_shape}")
