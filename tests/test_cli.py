@@ -53,6 +53,7 @@ def test_help_has_an_example(command: str):
     assert outcome.code == 0
     assert f"Example: expmflow {command}" in " ".join(outcome.out.split())
     assert "--debug" in outcome.out
+    assert "--dry-run" in outcome.out
 
 
 def test_version_names_torch_and_the_device():
@@ -110,16 +111,6 @@ def test_another_config_is_refused_for_the_same_folder(run: Path):
     assert outcome.code == 2
     assert outcome.err.count("Expected the config that the run in") == 1
     assert files(run) == before
-
-
-def test_dry_run_estimates_and_writes_nothing(here: Path):
-    outcome = run_command("train", "moons", *TINY, "--dry-run")
-    assert outcome.code == 0
-    parameters = sum(p.numel() for p in ef.load(train_tiny(here / "run")).parameters())
-    assert f"parameters  {parameters}" in outcome.out
-    assert "memory      about" in outcome.out
-    assert "time        about" in outcome.out
-    assert {name.split("/")[0] for name in files(here)} == {"run"}
 
 
 def test_a_run_finds_its_data_from_any_folder(here: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,98 +1,99 @@
-"""What a run will take: measured on a few steps, of which nothing is kept."""
+"""`--dry-run`: what a command would take, measured on a little of its work, of which nothing is kept."""
 
 from __future__ import annotations
 
 import math
-import time
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+import typer
+from torch import Tensor, nn
 
 from expmflow._validation import expect
-from expmflow.training.build import build_data, build_model, log_likelihood
+from expmflow.cli.measure import estimate, peak_bytes, seconds_of, size_text, time_text
+from expmflow.training.build import build_data, build_model, resolve
 from expmflow.training.config import Config
 from expmflow.training.distributed import Processes
-from expmflow.training.loop import Run, State, step
+from expmflow.training.evaluation import Trained
+from expmflow.training.loop import Run, State, evaluation_model, mean_nll, step
 from expmflow.training.optimizer import Average, build_optimizer
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
 
-MEASURED_STEPS = 3
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print parameters, memory and time, or what is read; write nothing.")
+]
+
+
+def described(lines: dict[str, str]) -> str:
+    """A line for each thing to know."""
+    return "\n".join([*(f"{name:<11} {text}" for name, text in lines.items()), "nothing was written"])
 
 
 def dry_run_text(config: Config, device: str) -> str:
-    """Parameters, memory and time, as `train --dry-run` prints them."""
+    """For `train`."""
     data = build_data(config.data, Randomness(config.train.seed))
-    size = config.train.batch_size
+    config, size = resolve(config, data), config.train.batch_size
     expect(len(data.train) >= size, f"a batch of at most {len(data.train)} rows, as there are for training", size)
     run = Run(config, data, RunFolder(Path("dry-run")), Processes(), torch.device(device), lambda record: None)
     model = build_model(config, data.event_shape).to(run.device).train()
     average = None if config.optim.ema is None else Average(model, config.optim.ema)
     state = State(model, build_optimizer(model, config.optim), average)
-    step(run, state, model)  # the first one initialises, and is slow
-    activations = _saved_bytes(run, state)
-    started = time.perf_counter()
-    for _ in range(MEASURED_STEPS):
-        step(run, state, model)
-        state.step += 1
-    training = (time.perf_counter() - started) / MEASURED_STEPS
+    step(run, state, model)  # the first one initialises
+    batch = peak_bytes(lambda: step(run, state, model))
+    training = seconds_of(lambda: step(run, state, model))
+    part = 1 if len(data.validation) else 0
+    rows = (data.train, data.validation)[part]
+    labels = None if data.labels is None else data.labels[part][:size]
+    trained = evaluation_model(state)
+    one_batch = seconds_of(lambda: mean_nll(run, trained, rows[:size], "validation", labels))
+    validation = one_batch * math.ceil(len(rows) / size)
     validations = math.ceil(config.train.steps / config.train.validate_every)
-    batches = math.ceil((len(data.validation) or len(data.train)) / size)
-    seconds = training * config.train.steps + _forward_seconds(run, state) * batches * validations
-    parameters = sum(p.numel() for p in model.parameters())
-    width = next(model.parameters()).element_size()
-    copies = 4 + (average is not None)  # weights, gradients, the optimizer's two moments, their average
-    rows = sum(len(part) for part in (data.train, data.validation, data.test))
-    held = parameters * width * copies + rows * torch.Size(data.event_shape).numel() * data.train.element_size()
-    lines = [
-        f"data        {rows} rows of shape {tuple(data.event_shape)}: {len(data.train)} for training, "
-        f"{len(data.validation)} for validation, {len(data.test)} for test",
-        f"parameters  {parameters:,}",
-        f"memory      about {_size(held + activations)}: {_size(activations)} for a batch of {size}, "
-        f"{_size(held)} for weights, optimizer and data",
-        f"time        about {timedelta(seconds=round(seconds))}: {config.train.steps} steps of "
-        f"{1000 * training:.1f} ms, {validations} validations, on {device}",
-        "nothing was written",
-    ]
-    return "\n".join(lines)
+    copies = 3 + (average is not None)  # weights, the optimizer's two moments, their average
+    held = copies * _bytes(*model.parameters()) + _bytes(data.train, data.validation, data.test)
+    return described(
+        {
+            "data": f"{len(data.train) + len(data.validation) + len(data.test)} rows of shape {data.event_shape}: "
+            f"{len(data.train)} for training, {len(data.validation)} for validation, {len(data.test)} for test",
+            "parameters": parameters(model),
+            "memory": f"about {size_text(held + batch)}: {size_text(batch)} for a batch of {size}, "
+            f"{size_text(held)} for weights, optimizer and data",
+            "time": f"about {time_text(training * config.train.steps + validation * validations)}: "
+            f"{config.train.steps} steps of {1000 * training:.1f} ms, {validations} validations, on {device}",
+        }
+    )
 
 
-def _saved_bytes(run: Run, state: State) -> int:
-    """What a forward pass keeps for the backward pass, each piece of memory counted once."""
-    seen: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        kept = _likelihood(run, state)
-    del kept
-    return sum(seen.values())
-
-
-def _forward_seconds(run: Run, state: State) -> float:
-    state.model.eval()
-    with torch.no_grad():
-        _likelihood(run, state)
-        started = time.perf_counter()
-        _likelihood(run, state)
-    return time.perf_counter() - started
+def run_text(
+    trained: Trained, work: Callable[[int], object], rows: int, batch: int, *, what: str, writes: Path | None = None
+) -> str:
+    """For a command that works through rows of an opened run: `work` takes a number of them, `what` names them."""
+    cost = estimate(work, rows, batch)
+    held = _bytes(*trained.model.parameters()) + rows * _bytes(torch.zeros(trained.event_shape))
+    return described(
+        {
+            "reads": reads(trained),
+            "writes": "nothing but what it prints" if writes is None else str(writes),
+            "parameters": parameters(trained.model),
+            "rows": f"{what}, of shape {trained.event_shape}",
+            "memory": f"about {size_text(held + cost.bytes)}: {size_text(cost.bytes)} for a batch of "
+            f"{min(rows, batch)}, {size_text(held)} for weights and rows",
+            "time": f"about {time_text(cost.seconds)}, on {trained.device}",
+        }
+    )
 
 
-def _likelihood(run: Run, state: State) -> Tensor:
-    size = run.config.train.batch_size
-    x = run.rows(run.data.train[:size])
-    return log_likelihood(state.model, x, run.noise(state.model, size, "noise", 0))
+def reads(trained: Trained) -> str:
+    """A run's folder, and where its rows come from."""
+    data = trained.config.data
+    return f"{trained.folder.path}; its data: {data.name}" + ("" if data.path is None else f" ({data.path})")
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+def parameters(model: nn.Module) -> str:
+    return f"{sum(p.numel() for p in model.parameters()):,}"
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from expmflow._validation import expect
 from expmflow.cli.console import device_named, progress, result, result_table
+from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.distributions import bits_per_dim
-from expmflow.training.evaluation import open_run
+from expmflow.training.evaluation import LARGEST_BATCH, open_run
 
 
 class Split(StrEnum):
@@ -31,6 +32,7 @@ def evaluate(
     split: Annotated[Split, typer.Option(help="Which rows of the run's data.")] = Split.test,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    dry_run: DryRun = False,
 ) -> None:
     """The negative log-likelihood of a run's test rows, with its standard error.
 
@@ -40,6 +42,10 @@ def evaluate(
     trained = open_run(run, device_named(device))
     rows = getattr(trained.data(), split.value)
     expect(len(rows) > 0, f"rows for {split.value} in the run's data", f"none: data.{split.value} is 0")
+    if dry_run:
+        what = f"{len(rows)} for {split.value}"
+        result(run_text(trained, lambda n: trained.log_likelihoods(rows[:n]), len(rows), LARGEST_BATCH, what=what))
+        return
     with progress("evaluating", len(rows)) as advance:
         log_prob = trained.log_likelihoods(rows, advance)
     lost = int((~log_prob.isfinite()).sum())

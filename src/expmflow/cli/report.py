@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from expmflow._validation import expect
-from expmflow.cli.console import progress, say
+from expmflow.cli.console import progress, result, say
+from expmflow.cli.dry_run import DryRun, described, parameters, reads
 from expmflow.cli.output import save_text
 from expmflow.report.html import render
 from expmflow.report.summary import summarise
@@ -20,11 +21,16 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="An .html file; RUN/report.html for one run, report.html here for several.")
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """One self-contained HTML page: curves, densities, samples, tables; several runs side by side."""
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     expect(target.suffix == ".html", "an .html file", target)
     opened = [open_run(run) for run in runs]
+    if dry_run:
+        read = {f"run {k}": f"{reads(t)}; {parameters(t.model)} parameters" for k, t in enumerate(opened, start=1)}
+        result(described({**read, "writes": str(target)}))
+        return
     with progress("reporting", len(opened)) as advance:
         summaries = []
         for trained in opened:

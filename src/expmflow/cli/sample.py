@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from expmflow._validation import expect
+from expmflow._validation import expect, expect_count
 from expmflow.cli.console import device_named, progress, result, say
+from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import save_npy, save_text, table_text, write_whole
 from expmflow.report.figures import samples_figure, save_figure
 from expmflow.training.evaluation import open_run
+from expmflow.training.sampling import LARGEST_SAMPLE
 
 
 def sample(
@@ -21,11 +23,24 @@ def sample(
     seed: Annotated[int, typer.Option(help="The same seed draws the same samples.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A .npy, .csv or .png file; stdout, as CSV, if not given.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    dry_run: DryRun = False,
 ) -> None:
     """Draw samples from a run's density. Writes the file --out, and nothing else."""
     kind = ".csv" if out is None else out.suffix
     expect(kind in (".npy", ".csv", ".png"), "a .npy, .csv or .png file", out)
     trained = open_run(run, device_named(device))
+    if dry_run:
+        expect_count(n, "the number of samples")
+        text = run_text(
+            trained,
+            lambda rows: trained.sample(rows, temperature=temperature, seed=seed),
+            n,
+            LARGEST_SAMPLE,
+            what=f"{n} samples",
+            writes=out,
+        )
+        result(text)
+        return
     with progress("sampling", n) as advance:
         drawn = trained.sample(n, temperature=temperature, seed=seed, advance=advance)
     if out is None:

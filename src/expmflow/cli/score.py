@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from expmflow._validation import expect
 from expmflow.cli.console import device_named, progress, result, say
+from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import csv_text, save_text
 from expmflow.data import DataError, load_table
-from expmflow.training.evaluation import ROWS_FOR_SCORES, Typicality, open_run
+from expmflow.training.evaluation import LARGEST_BATCH, ROWS_FOR_SCORES, Typicality, open_run
 
 
 def score(
@@ -23,6 +25,7 @@ def score(
         float | None, typer.Option(help="Flag typicalities above this, whatever the quantile.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    dry_run: DryRun = False,
 ) -> None:
     """The log-likelihood of each row of a table, and whether the row is unlike the training data.
 
@@ -42,6 +45,18 @@ def score(
         width = ", ".join(map(str, trained.event_shape))
         raise DataError(f"Expected {width} columns in {file}, as the run has; got {rows.shape[1]}.")
     known = trained.data().train[:ROWS_FOR_SCORES]
+    if dry_run:
+        all_rows = torch.cat([known, rows])
+        text = run_text(
+            trained,
+            lambda n: trained.log_likelihoods(all_rows[:n]),
+            len(all_rows),
+            LARGEST_BATCH,
+            what=f"{len(rows)} of {file}, and {len(known)} training rows to measure them against",
+            writes=out,
+        )
+        result(text)
+        return
     with progress("scoring", len(known) + len(rows)) as advance:
         typical = Typicality.of(-trained.log_likelihoods(known, advance), quantile=quantile, threshold=threshold)
         log_prob = trained.log_likelihoods(rows, advance)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from expmflow._validation import expect
 from expmflow.cli.console import device_named, result, say, speaks
-from expmflow.cli.dry_run import dry_run_text
+from expmflow.cli.dry_run import DryRun, dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
 from expmflow.cli.watching import watching
@@ -48,9 +48,7 @@ def train(
     on_nonfinite: Annotated[
         OnNonfinite | None, typer.Option(help="Stop at a loss that is not finite, or skip the step.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print parameters, memory and time; train and write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train a model, or go on with a run that was cut; it is written to its folder alone.
 
