@@ -1,0 +1,69 @@
+"""`torchrun` as a user starts it: the result of two processes is that of one, and one of them writes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from expmflow.training.checkpoint import newest_checkpoint
+from expmflow.training.run import RunFolder
+
+SETTINGS = (
+    "data.samples=240",
+    "model.blocks=2",
+    "model.hidden=8",
+    "train.steps=8",
+    "train.batch_size=32",
+    "train.log_every=2",
+    "train.validate_every=4",
+    "train.checkpoint_every=4",
+    "train.precision=float64",
+    "train.threads=1",
+)
+
+
+def command_line(folder: Path, *before: str) -> str:
+    """What `expmflow train` says when it is started so."""
+    command = [*before, "-m", "expmflow", "train", "moons", *SETTINGS, "--out", folder.name]
+    done = subprocess.run(
+        command,
+        cwd=folder.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_and_one_of_them_writes(tmp_path: Path) -> None:
+    alone = command_line(tmp_path / "alone", sys.executable)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    # --standalone takes a free port, so that runs on one machine do not meet
+    shared = command_line(tmp_path / "shared", torchrun, "--standalone", "--nproc-per-node", "2")
+
+    one, two = (newest_checkpoint(tmp_path / name / "checkpoints") for name in ("alone", "shared"))
+    assert one is not None
+    assert two is not None
+    assert one.step == two.step == 8
+    for group in ("model", "average", "optimizer"):
+        assert one.tensors[group].keys() == two.tensors[group].keys()
+        for name, value in one.tensors[group].items():
+            torch.testing.assert_close(two.tensors[group][name], value, rtol=0, atol=1e-10, msg=name)
+
+    records = [RunFolder(tmp_path / name).read_metrics() for name in ("alone", "shared")]
+    for single, double in zip(*records, strict=True):  # a second writer would have doubled the lines
+        assert single.keys() == double.keys()
+        for key in single.keys() - {"seconds_per_step"}:
+            assert double[key] == pytest.approx(single[key], rel=0, abs=1e-9), key
+
+    assert len(list((tmp_path / "shared" / "tensorboard").iterdir())) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"alone", "shared"}
+    for text in (alone, shared):
+        assert text.count("Writing to ") == text.count("Done at step 8") == text.count("step 8/8  nll") == 1
