@@ -53,7 +53,7 @@ def train(
     """Train a model, or go on with a run that was cut; it is written to its folder alone.
 
     A folder that holds a run is resumed if the config is the same. Ctrl-C saves a checkpoint first. With many
-    processes: torchrun --nproc-per-node 2 -m expmflow train moons.
+    processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
     """
     skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
     config = _with_whole_path(load_config(source, [*(overrides or []), *skipping]))
