@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 PAIRS = 4096  # pairs of nodes whose hidden features are alive at a time
 
@@ -25,18 +24,28 @@ def sum_messages(adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tenso
         weight, bias: of the layer between the pairs' two activations.
     """
     if _plain(adjacency, receive, send, weight, bias):
-        pairs = F.relu(F.linear(F.relu(receive.unsqueeze(2) + send.unsqueeze(1)), weight, bias))
-        return (adjacency.unsqueeze(-2) @ pairs).squeeze(-2)
+        return _formula(adjacency, receive, send, weight, bias)
     return _SumMessages.apply(adjacency, receive, send, weight, bias)
+
+
+def _formula(adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """All pairs at once, by operations that autograd knows."""
+    pairs = F.relu(F.linear(F.relu(receive.unsqueeze(2) + send.unsqueeze(1)), weight, bias))
+    return (adjacency.unsqueeze(-2) @ pairs).squeeze(-2)
 
 
 def _plain(*tensors: Tensor) -> bool:
     """Whether autograd has to see every operation: compilers, function transforms, mixed precision."""
     if torch.compiler.is_compiling():
         return True
-    transformed = any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
     mixed = torch.is_autocast_enabled(tensors[0].device.type) or len({tensor.dtype for tensor in tensors}) > 1
-    return transformed or mixed or tensors[0].requires_grad
+    return _transformed(*tensors) or mixed or tensors[0].requires_grad
+
+
+def _transformed(*tensors: Tensor) -> bool:
+    """Whether these stand for many: inside `torch.func`, and in backward passes of many gradients at once."""
+    kinds = (torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor)
+    return any(kind(tensor) for tensor in tensors for kind in kinds)
 
 
 class _SumMessages(torch.autograd.Function):
@@ -50,8 +59,9 @@ class _SumMessages(torch.autograd.Function):
         return summed
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() or _transformed(grad):
+            return _formula_vjp(ctx.saved_tensors, ctx.needs_input_grad, grad)
         adjacency, receive, send, weight, bias = ctx.saved_tensors
         to_weight, to_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         to_receive, to_send = torch.empty_like(receive), torch.empty_like(send)
@@ -66,6 +76,16 @@ class _SumMessages(torch.autograd.Function):
             torch.sum(second, 2, out=to_receive[place])
             torch.sum(second, 1, out=to_send[place])
         return None, to_receive, to_send, to_weight, to_bias
+
+
+def _formula_vjp(given: Sequence[Tensor], needed: Sequence[bool], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of the formula, to be differentiated once more if they have to be."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = given if again else [t.detach().requires_grad_(n) for t, n in zip(given, needed, strict=True)]
+        wanted = [t for t, n in zip(leaves, needed, strict=True) if n]
+        found = iter(torch.autograd.grad(_formula(*leaves), wanted, grad, create_graph=again))
+    return tuple(next(found) if n else None for n in needed)
 
 
 def _blocks(x: Tensor, buffers: int) -> Iterator[tuple[Any, ...]]:
