@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_type
 from expmflow.distributions.bounds import elbo, estimate_log_weights, importance_weighted
+from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.flow import Flow
 from expmflow.transforms.base import Transform
 
@@ -111,6 +112,16 @@ class DequantizedFlow(nn.Module):
     def importance_weighted(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
         """The importance-weighted bound on log P(x), `(batch,)`."""
         return importance_weighted(self.log_weights(x, context, samples=samples, chunk=chunk))
+
+    def describe(self) -> None:
+        """Print the layers of the flow and of the dequantizer: shapes, parameters, directions in closed form."""
+        print(self.description())
+
+    def description(self) -> str:
+        """What `describe` prints."""
+        more = count_parameters(self.dequantizer)
+        noise = f"noise between {self.levels} levels: {type(self.dequantizer).__name__}, {more:,} parameters"
+        return f"{self.flow.description()}\n{noise}"
 
     @torch.no_grad()
     def sample(self, n: int, context: Any = None, *, temperature: float = 1.0) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from expmflow.distributions.describe import count_parameters, description, empty_context
 from expmflow.distributions.gaussian import Base
 from expmflow.transforms.base import Transform, layer_name, unread, watching
 
@@ -82,6 +83,22 @@ class Flow(nn.Module):
         x, _ = self._run(z, context, inverse=True)
         self._check((x,), z, context, inverse=True)
         return x
+
+    def describe(self) -> None:
+        """Print the layers: shapes, parameters (masked ones not counted), directions in closed form."""
+        print(self.description())
+
+    def description(self) -> str:
+        """What `describe` prints."""
+        like = self.base._like
+        context = empty_context(self.transform)
+        table = description(
+            self.transform,
+            torch.zeros(1, *self.base.event_shape, dtype=like.dtype, device=like.device),  # type: ignore[arg-type]
+            None if context is None else context.to(like),  # type: ignore[arg-type]
+        )
+        base = f"{type(self.base).__name__} of shape {' × '.join(map(str, self.base.event_shape))}"
+        return f"{table}\nbase: {base}\nparameters in all: {count_parameters(self):,}"
 
     def _told(self, context: Any) -> tuple[Any, ...]:
         """What the base is told."""

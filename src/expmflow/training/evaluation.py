@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from expmflow._validation import expect, expect_count
 from expmflow.data import Dataset
 from expmflow.distributions import DequantizedFlow, Flow, NonFiniteError
-from expmflow.training.build import DTYPES, build_data, log_likelihood, noise_kind
+from expmflow.training.build import DTYPES, build_data, class_context, log_likelihood, noise_kind
 from expmflow.training.config import Config
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder, load
@@ -21,6 +21,7 @@ from expmflow.training.sampling import draw
 
 Advance = Callable[[int], None]
 LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time
+LARGEST_NUMBERS = 2**19  # and numbers in them: 170 images of CIFAR-10
 ROWS_FOR_SCORES = 10_000  # training rows that a score is measured against
 
 
@@ -52,32 +53,63 @@ class Trained:
         """Rows as the model takes them."""
         return rows.to(self.device, DTYPES[self.config.train.precision] if rows.is_floating_point() else rows.dtype)
 
-    def log_likelihoods(self, rows: Tensor, advance: Advance = lambda done: None) -> Tensor:
-        """`(rows,)` in float64, in batches; −∞ where a row is so far out that its likelihood cannot be told."""
+    @property
+    def classes(self) -> int | None:
+        """How many classes the model is conditional on, if it is."""
+        return getattr(self.config.model, "classes", None)
+
+    def context(self, labels: Tensor | None) -> Tensor | None:
+        """What the model is told of rows with these labels."""
+        told = class_context(labels, self.classes, DTYPES[self.config.train.precision])
+        return None if told is None else told.to(self.device)
+
+    def log_likelihoods(
+        self, rows: Tensor, advance: Advance = lambda done: None, labels: Tensor | None = None
+    ) -> Tensor:
+        """`(rows,)` in float64, in batches; −∞ where a row is so far out that its likelihood cannot be told.
+
+        Of discrete data, a sample of the lower bound. A conditional model's rows without labels may be of any class.
+        """
         parts = []
-        for part in self._likelihoods(rows):
+        for part in self._likelihoods(rows, labels):
             parts.append(part)
             advance(len(part))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def sample(
-        self, n: int, *, temperature: float = 1.0, seed: int = 0, advance: Advance = lambda done: None
+        self,
+        n: int,
+        *,
+        temperature: float = 1.0,
+        seed: int = 0,
+        labels: Tensor | None = None,
+        advance: Advance = lambda done: None,
     ) -> Tensor:
-        """`(n, *event)` on the CPU, the same for the same seed."""
+        """`(n, *event)` on the CPU, the same for the same seed; of a conditional model, all classes in turn."""
         expect_count(n, "the number of samples")
         expect(math.isfinite(temperature) and temperature > 0, "a positive temperature", temperature)
-        return draw(self.model, n, Randomness(seed), temperature=temperature, advance=advance)
+        context = self.context(torch.arange(n) % self.classes if self.classes and labels is None else labels)
+        return draw(self.model, n, Randomness(seed), context=context, temperature=temperature, advance=advance)
 
     @torch.no_grad()
-    def _likelihoods(self, rows: Tensor) -> Iterator[Tensor]:
+    def _likelihoods(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
         randomness, kind = Randomness(self.config.train.seed), noise_kind(self.model)
-        for k, batch in enumerate(rows.split(LARGEST_BATCH)):
+        size = min(LARGEST_BATCH, max(1, LARGEST_NUMBERS // torch.Size(self.event_shape).numel()))
+        for k, batch in enumerate(rows.split(size)):
             shape = tuple(batch.shape)
             noise = None
             if kind is not None:
                 drawn = randomness.noise("uniform" if kind == "uniform" else "normal", shape, "evaluation", k)
                 noise = self.rows(drawn)
-            yield _tolerant(self.model, self.rows(batch), noise).double().cpu()
+            contexts = self._contexts(None if labels is None else labels[k * size : (k + 1) * size], len(batch))
+            found = [_tolerant(self.model, self.rows(batch), noise, told).double().cpu() for told in contexts]
+            yield torch.stack(found).logsumexp(0) - math.log(len(found))
+
+    def _contexts(self, labels: Tensor | None, rows: int) -> list[Tensor | None]:
+        """The context of the rows, or one for each class that they may have, all equally likely."""
+        if self.classes is None or labels is not None:
+            return [self.context(labels)]
+        return [self.context(torch.full((rows,), k)) for k in range(self.classes)]
 
 
 def open_run(folder: str | Path, device: str = "cpu") -> Trained:
@@ -115,14 +147,16 @@ class Typicality:
         return (nll - self.mean).abs() / self.std
 
 
-def _tolerant(model: nn.Module, rows: Tensor, noise: Tensor | None) -> Tensor:
+def _tolerant(model: nn.Module, rows: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
     """Where one row is beyond the numbers of the dtype, the others still have their likelihood."""
     try:
-        return log_likelihood(model, rows, noise)
+        return log_likelihood(model, rows, noise, context)
     except NonFiniteError:
         if len(rows) == 1:
             return torch.full((1,), -math.inf)
         middle = len(rows) // 2
-        halves = [(rows[:middle], None if noise is None else noise[:middle])]
-        halves.append((rows[middle:], None if noise is None else noise[middle:]))
-        return torch.cat([_tolerant(model, part, own).cpu() for part, own in halves])
+        halves = [
+            [None if part is None else part[half] for part in (rows, noise, context)]
+            for half in (slice(middle), slice(middle, None))
+        ]
+        return torch.cat([_tolerant(model, *half).cpu() for half in halves])  # type: ignore[arg-type]

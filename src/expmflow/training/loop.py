@@ -41,7 +41,7 @@ from expmflow.training.sampling import draw
 Report = Callable[[dict[str, Any]], None]
 OnSamples = Callable[[int, Tensor], None]
 OnStep = Callable[[int], None]
-SHOWN_SAMPLES = 1024
+SHOWN_SAMPLES, SHOWN_IMAGES = 1024, 64
 log = logging.getLogger(__name__)
 
 
@@ -360,7 +360,10 @@ def _gave_up(run: Run, state: State) -> bool:
 def _show_samples(run: Run, state: State) -> None:
     """A picture is no reason to end a run: where there are no samples, there is a warning."""
     try:
-        samples = draw(evaluation_model(state), SHOWN_SAMPLES, run.randomness)
+        count = SHOWN_IMAGES if len(run.data.event_shape) == 3 else SHOWN_SAMPLES
+        classes = getattr(run.config.model, "classes", None)
+        context = run.context(torch.arange(count) % classes if classes else None)
+        samples = draw(evaluation_model(state), count, run.randomness, context=context)
     except (NonFiniteError, ConvergenceError) as error:
         log.warning("No samples at step %d: %s", state.step, error)
         return

@@ -31,6 +31,9 @@ class Transform(nn.Module, ABC):
     and `check_context`. `expmflow.testing.check_transform` tests it.
     """
 
+    exact_logdet: ClassVar[bool] = True
+    """Whether the log-determinant is exact; False where it is a random estimate."""
+
     closed_form: ClassVar[tuple[str, ...]] = ("forward", "inverse")
     """The directions that need no iteration."""
 

@@ -1,0 +1,116 @@
+"""The likelihood of discrete rows from importance samples: a bound that is exact in the limit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect, expect_count
+from expmflow.distributions import DequantizedFlow, elbo, importance_weighted
+from expmflow.training.build import log_likelihood
+from expmflow.training.evaluation import Advance, Trained
+from expmflow.training.randomness import Randomness
+from expmflow.transforms import Transform
+
+CHUNK = 64  # importance samples of one row that are computed at a time
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Of each row: the evidence lower bound, and the importance-weighted bound, in nats."""
+
+    elbo: Tensor
+    log_prob: Tensor
+
+
+def importance_estimates(
+    trained: Trained,
+    rows: Tensor,
+    samples: int,
+    labels: Tensor | None = None,
+    *,
+    kept_in: Path | None = None,
+    advance: Advance = lambda done: None,
+) -> Estimates:
+    """Bounds on log P of each row, from `samples` noises of its own, which depend on the seed and its place alone.
+
+    Args:
+        rows: integers, as the model was trained on.
+        samples: noises for each row.
+        labels: of the rows, for a conditional model.
+        kept_in: a file where each row's result is kept as soon as it is there; a second call goes on from it.
+        advance: told of the rows that are done.
+    """
+    expect_count(samples, "importance samples")
+    expect(isinstance(trained.model, DequantizedFlow), "a model of discrete data for importance samples", "another")
+    expect(trained.classes is None or labels is not None, "labels for the rows of a conditional model", "none")
+    check_exact(trained)
+    known = dict(_read(kept_in)) if kept_in else {}
+    found = []
+    for k in range(len(rows)):
+        if k not in known:
+            known[k] = _estimate(trained, rows[k], samples, None if labels is None else labels[k], k)
+            if kept_in:
+                _append(kept_in, k, known[k])
+        found.append(known[k])
+        advance(1)
+    both = torch.tensor(found, dtype=torch.float64).reshape(-1, 2)
+    return Estimates(both[:, 0], both[:, 1])
+
+
+def check_exact(trained: Trained) -> None:
+    """Raise `ValueError` if a layer's log-determinant is a random estimate, whose exponential would be biased."""
+    random = [name for name, layer in trained.model.named_modules() if not _exact(layer)]
+    expect(not random, "exact log-determinants for importance samples", f"random estimates in {', '.join(random)}")
+
+
+def results_file(trained: Trained, split: str, samples: int) -> Path:
+    """Where the estimates of a run are kept: another file for other weights, rows or samples."""
+    data = json.dumps(trained.config.data.model_dump(mode="json"), sort_keys=True).encode()
+    digest = hashlib.sha256(trained.folder.weights.read_bytes() + data).hexdigest()[:12]
+    return trained.folder.path / "evaluation" / f"{split}-{samples}-{digest}.jsonl"
+
+
+def _exact(layer: torch.nn.Module) -> bool:
+    return not isinstance(layer, Transform) or layer.exact_logdet
+
+
+@torch.no_grad()
+def _estimate(trained: Trained, row: Tensor, samples: int, label: Tensor | None, place: int) -> tuple[float, float]:
+    model = trained.model
+    assert isinstance(model, DequantizedFlow)
+    randomness = Randomness(trained.config.train.seed)
+    weights = []
+    for chunk, start in enumerate(range(0, samples, CHUNK)):
+        count = min(CHUNK, samples - start)
+        shape = (CHUNK, *row.shape)
+        noise = randomness.noise(model.dequantizer.noise, shape, "importance", place, chunk)[:count]
+        copies = trained.rows(row.expand(count, *row.shape))
+        context = trained.context(None if label is None else label.expand(count))
+        weights.append(log_likelihood(model, copies, trained.rows(noise), context).double().cpu())
+    log_weights = torch.cat(weights).unsqueeze(1)
+    return float(elbo(log_weights)), float(importance_weighted(log_weights))
+
+
+def _read(path: Path) -> Iterator[tuple[int, tuple[float, float]]]:
+    """The whole lines of the file; what was half written is computed again."""
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                record = json.loads(line)
+                yield int(record["row"]), (float(record["elbo"]), float(record["log_prob"]))
+            except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+                continue
+
+
+def _append(path: Path, row: int, values: tuple[float, float]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"row": row, "elbo": values[0], "log_prob": values[1]})
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"\n{line}\n")  # a line before it that was cut short is ended first
