@@ -229,7 +229,7 @@ def test_a_checkpoint_without_that_count_is_resumed(tmp_path: Path) -> None:
 
 
 def test_samples_that_cannot_be_drawn_are_a_warning(tmp_path: Path, monkeypatch, caplog) -> None:
-    def cannot(*arguments: object) -> None:
+    def cannot(*arguments: object, **settings: object) -> None:
         raise NonFiniteError("Expected a finite result; got NaN.", "base")
 
     monkeypatch.setattr("expmflow.training.loop.draw", cannot)
