@@ -34,6 +34,12 @@ class Mixture:
     centres: tuple[tuple[float, float], ...]
     turned: bool = False
 
+    def __post_init__(self) -> None:
+        quarter = {(-b, a) for a, b in self.centres}
+        expect(
+            not self.turned or quarter == set(self.centres), "centres that a quarter turn leaves in place", self.centres
+        )
+
     @property
     def nodes(self) -> int:
         """N."""
@@ -51,14 +57,18 @@ class Mixture:
     def log_prob(self, x: Tensor) -> Tensor:
         """`(batch,)`: the exact density, a sum over all orders, and for turned graphs an integral over the angle."""
         expect(self.nodes <= 6, "at most 6 nodes, for a sum over all orders", self.nodes)
+        shape = (self.nodes, 2)
+        expect(x.ndim == 3 and x.shape[1:] == shape, f"graphs of shape (batch, {self.nodes}, 2)", tuple(x.shape))
         centres = torch.tensor(self.centres, dtype=x.dtype)
         if self.turned:  # the centres come back to themselves after a quarter turn: one quarter is enough
             angles = torch.arange(ANGLES, dtype=x.dtype) * (math.pi / 2 / ANGLES)
             centres = centres @ _rotation(angles)
-        squares = (x[:, None, :, None, :] - centres.reshape(1, -1, 1, self.nodes, 2)).square().sum(-1)
-        orders = torch.tensor(list(itertools.permutations(range(self.nodes))))
-        places = torch.arange(self.nodes)
-        exponents = torch.stack([-0.5 * squares[:, :, places, order].sum(-1) for order in orders], dim=-1).flatten(1)
+        apart = x[:, None, :, None, :] - centres.reshape(1, -1, 1, self.nodes, 2)
+        squares = apart.square().sum(-1).permute(2, 3, 0, 1).contiguous()  # node, centre, row, angle
+        orders = itertools.permutations(range(self.nodes))
+        exponents = -0.5 * torch.cat(
+            [torch.stack([squares[i, j] for i, j in enumerate(order)]).sum(0) for order in orders], dim=1
+        )
         return exponents.logsumexp(1) - math.log(exponents.shape[1]) - self.nodes * LOG_2PI
 
     def entropy(self, samples: int = 20_000) -> float:
