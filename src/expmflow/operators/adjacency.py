@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
-from typing import Any, final
+from functools import cached_property
+from typing import final
 
 import torch
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
+from expmflow.operators.sparse import Pattern, SparseProduct
 
 
 class Adjacency(ABC):
@@ -83,93 +84,68 @@ class DenseAdjacency(Adjacency):
 
 @final
 class SparseAdjacency(Adjacency):
-    """Â as its entries at `(rows, cols)`, sorted by row; no N × N matrix anywhere, memory linear in the edges."""
+    """Â as its entries on a `Pattern`; no N × N matrix anywhere, memory linear in the edges."""
 
-    def __init__(self, rows: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> None:
+    def __init__(self, pattern: Pattern, values: Tensor) -> None:
         self.values = values
-        self.num_nodes = num_nodes
+        self.num_nodes = pattern.size
         self.batch_size = None
-        self._rows, self._cols = rows, cols
-        self._order = torch.argsort(cols, stable=True)  # the entries of Âᵀ, sorted by its rows
-        self._starts = _row_starts(rows, num_nodes)
-        self._starts_adjoint = _row_starts(cols[self._order], num_nodes)
+        self.pattern = pattern
 
     def rebuild(self, values: Tensor) -> SparseAdjacency:
-        twin = object.__new__(SparseAdjacency)
-        twin.__dict__.update(self.__dict__, values=values)
-        return twin
+        return SparseAdjacency(self.pattern, values)
+
+    def transposed(self) -> SparseAdjacency:
+        """Âᵀ; its entries are brought into order once, for many products."""
+        return SparseAdjacency(self.pattern.transposed, self.values.index_select(0, self.pattern.order))
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._product(x, adjoint=False)
+        if torch.compiler.is_compiling():  # compressed rows cannot be traced: gather, weigh and add
+            weighed = self.values.unsqueeze(-1) * x[:, self.pattern.cols]
+            return torch.zeros_like(x).index_add(1, self.pattern.rows, weighed)
+        return _from_columns(SparseProduct.apply(self.pattern, self.values, _as_columns(x)), x)
 
     def matmul_adjoint(self, y: Tensor) -> Tensor:
-        return self._product(y, adjoint=True)
+        if torch.compiler.is_compiling():
+            weighed = self.values.unsqueeze(-1) * y[:, self.pattern.rows]
+            return torch.zeros_like(y).index_add(1, self.pattern.cols, weighed)
+        return self.transposed().matmul(y)
 
-    def _product(self, x: Tensor, *, adjoint: bool) -> Tensor:
-        if not torch.compiler.is_compiling():
-            return _SparseProduct.apply(self, adjoint, x, self.values)
-        # compressed rows cannot be traced: gather, weigh and add
-        rows, cols = (self._cols, self._rows) if adjoint else (self._rows, self._cols)
-        return torch.zeros_like(x).index_add(1, rows, self.values.unsqueeze(-1) * x[:, cols])
+    def add_product(self, out: Tensor, x: Tensor) -> Tensor:
+        """`out` + Â x, where possible in the memory of `out`, which the caller gives up; no gradient."""
+        columns = out.transpose(0, 1)
+        if not columns.is_contiguous():
+            return out + self.matmul(x)
+        columns.view(self.num_nodes, -1).addmm_(self._matrix, _as_columns(x))
+        return out
 
-    def multiply(self, x: Tensor, values: Tensor, adjoint: bool) -> Tensor:
-        """The bare product, by a compressed-row kernel over all columns of the batch at once."""
-        if adjoint:
-            matrix = _csr(self._starts_adjoint, self._rows[self._order], values[self._order], self.num_nodes)
-        else:
-            matrix = _csr(self._starts, self._cols, values, self.num_nodes)
-        columns = x.transpose(0, 1)
-        product = matrix @ columns.reshape(self.num_nodes, x.shape[0] * x.shape[2])
-        return product.reshape(columns.shape).transpose(0, 1)
+    @cached_property
+    def _matrix(self) -> Tensor:
+        return self.pattern.matrix(self.values.detach())
 
     def values_vjp(self, x: Tensor, y: Tensor) -> Tensor:
-        return (y[:, self._rows] * x[:, self._cols]).sum((0, 2))
+        return self.pattern.values_vjp(_as_columns(x), _as_columns(y))
 
     def trace(self) -> Tensor:
-        return self.values[self._rows == self._cols].sum()
+        return self.values[self.pattern.rows == self.pattern.cols].sum()
 
     def is_symmetric(self) -> bool:
-        order = self._order
-        same_places = torch.equal(self._rows[order], self._cols) and torch.equal(self._cols[order], self._rows)
-        return same_places and torch.equal(self.values[order], self.values)
+        return self.pattern.is_symmetric and torch.equal(self.transposed().values, self.values)
 
     def norm_bound(self) -> Tensor:
         entries, zero = self.values.double().abs(), self.values.new_zeros(self.num_nodes, dtype=torch.float64)
-        row_sums, col_sums = zero.index_add(0, self._rows, entries), zero.index_add(0, self._cols, entries)
+        row_sums, col_sums = (zero.index_add(0, index, entries) for index in (self.pattern.rows, self.pattern.cols))
         return (row_sums.amax() * col_sums.amax()).sqrt() if self.num_nodes else entries.sum()
 
 
-class _SparseProduct(torch.autograd.Function):
-    """Â x with gradients in x and in the entries, both sparse, to any order."""
-
-    @staticmethod
-    def forward(adjacency: SparseAdjacency, adjoint: bool, x: Tensor, values: Tensor) -> Tensor:
-        return adjacency.multiply(x, values, adjoint)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.adjacency, ctx.adjoint, x, values = inputs
-        ctx.save_for_backward(x, values)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor | None, Tensor | None]:
-        (grad,) = grads
-        x, values = ctx.saved_tensors
-        needs_x, needs_values = ctx.needs_input_grad[2:]
-        first, second = (grad, x) if ctx.adjoint else (x, grad)
-        grad_x = _SparseProduct.apply(ctx.adjacency, not ctx.adjoint, grad, values) if needs_x else None
-        return None, None, grad_x, ctx.adjacency.values_vjp(first, second) if needs_values else None
+def _as_columns(x: Tensor) -> Tensor:
+    """`(batch, N, F)` as `(N, batch · F)`."""
+    return x.transpose(0, 1).reshape(x.shape[1], x.shape[0] * x.shape[2])
 
 
-def _row_starts(rows: Tensor, num_nodes: int) -> Tensor:
-    counts = torch.bincount(rows, minlength=num_nodes)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def _csr(starts: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-        return torch.sparse_csr_tensor(starts, cols, values, (num_nodes, num_nodes), check_invariants=False)
+def _from_columns(columns: Tensor, like: Tensor) -> Tensor:
+    batch, nodes, features = like.shape
+    return columns.reshape(nodes, batch, features).transpose(0, 1)
 
 
 def normalised(adjacency: Tensor, mask: Tensor | None = None, *, validate: bool = True) -> Adjacency:
@@ -189,13 +165,26 @@ def normalised(adjacency: Tensor, mask: Tensor | None = None, *, validate: bool 
 
 def from_entries(rows: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> SparseAdjacency:
     """Â of coalesced entries, sorted by row."""
-    degrees = values.new_zeros(num_nodes, dtype=torch.float64).index_add(0, rows, values.double())
-    scale = _inverse_root(degrees).to(values.dtype)
-    return SparseAdjacency(rows, cols, scale[rows] * scale[cols] * values, num_nodes)
+    pattern = Pattern(rows, cols, num_nodes)
+    scale = _inverse_root(degrees(pattern, values)).to(values.dtype)
+    scales = scale.index_select(0, pattern.rows) * scale.index_select(0, pattern.cols)
+    return SparseAdjacency(pattern, scales * values)
 
 
 def from_edges(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, like: Tensor) -> SparseAdjacency:
     """Â of the edges `A[edge_index[0], edge_index[1]] += edge_weight` (1 if not given)."""
+    return from_entries(*coalesced(edge_index, num_nodes, edge_weight, like), num_nodes)
+
+
+def degrees(pattern: Pattern, values: Tensor) -> Tensor:
+    """The sums of the rows, in float64."""
+    return values.new_zeros(pattern.size, dtype=torch.float64).index_add(0, pattern.rows, values.double())
+
+
+def coalesced(
+    edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, like: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The edges, checked, as rows, columns and weights in the order of rows and columns; parallel edges add up."""
     expect_type(isinstance(edge_index, Tensor), "edge_index to be a tensor", type(edge_index).__name__)
     expect_type(edge_index.dtype == torch.int64, "edge_index of dtype torch.int64", edge_index.dtype)
     expect(edge_index.ndim == 2 and edge_index.shape[0] == 2, "edge_index of shape (2, E)", tuple(edge_index.shape))
@@ -207,13 +196,17 @@ def from_edges(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, l
     edges = edge_index.shape[1]
     if edge_weight is None:
         edge_weight = like.new_ones(edges)
-    expect_tensor(edge_weight, "edge_weight")
-    expect(edge_weight.shape == (edges,), f"edge_weight of shape ({edges},)", tuple(edge_weight.shape))
-    _check_weights(edge_weight)
-    unique, place = torch.unique(edge_index[0] * num_nodes + edge_index[1], return_inverse=True)
-    values = edge_weight.new_zeros(unique.numel()).index_add(0, place, edge_weight)
-    width = max(num_nodes, 1)
-    return from_entries(unique // width, unique % width, values, num_nodes)
+    else:
+        expect_tensor(edge_weight, "edge_weight")
+        expect(edge_weight.shape == (edges,), f"edge_weight of shape ({edges},)", tuple(edge_weight.shape))
+        _check_weights(edge_weight)
+    rows, cols = edge_index
+    places = rows * num_nodes + cols
+    if bool((places[1:] > places[:-1]).all()):  # as most libraries hand them over
+        return rows, cols, edge_weight
+    unique, place = torch.unique(places, return_inverse=True)
+    weights = edge_weight.new_zeros(unique.numel()).index_add(0, place, edge_weight)
+    return unique // num_nodes, unique % num_nodes, weights
 
 
 def check_adjacency(adjacency: Tensor, mask: Tensor | None) -> None:

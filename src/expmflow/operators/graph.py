@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -105,10 +105,20 @@ class GraphConvOperator(LinearOperator):
         return GraphConvOperator(self.theta0 * factor, self.theta1 * factor, self.graph, mask=self.mask, validate=False)
 
     def apply(self, x: Tensor) -> Tensor:
+        graph = self.graph
+        if isinstance(graph, SparseAdjacency) and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+            return graph.add_product(x @ self.theta0, x @ self.theta1)  # there is no mask beside a sparse graph
         return self._masked(x @ self.theta0) + self.graph.matmul(x @ self.theta1)
 
     def apply_adjoint(self, y: Tensor) -> Tensor:
         return self._masked(y @ self.theta0.mT) + self.graph.matmul_adjoint(y) @ self.theta1.mT
+
+    def adjoint_product(self) -> Callable[[Tensor], Tensor]:
+        graph = self.graph
+        if not isinstance(graph, SparseAdjacency) or torch.compiler.is_compiling():
+            return self.apply_adjoint
+        mirrored = graph.transposed()
+        return lambda y: y @ self.theta0.mT + mirrored.matmul(y) @ self.theta1.mT
 
     def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
         grad_theta0 = _outer(x, self._masked(y), self.theta0)

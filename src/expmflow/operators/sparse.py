@@ -1,0 +1,82 @@
+"""Sparse square matrices by rows: products with blocks of columns, and the gradients of their entries."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache, cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+
+@final
+class Pattern:
+    """Where the entries of an N × N matrix stand: `(rows, cols)`, sorted by row. Memory is linear in the entries."""
+
+    def __init__(self, rows: Tensor, cols: Tensor, size: int) -> None:
+        # half the memory traffic, and the only type for which the CPU's kernel makes no copy
+        index = torch.int32 if max(size, rows.numel()) < 2**31 else torch.int64
+        counts = torch.bincount(rows, minlength=size)
+        self.rows, self.cols, self.size = rows.to(index), cols.to(index), size
+        self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(index)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """What brings the entries into the order of the transposed matrix."""
+        return torch.argsort(self.cols, stable=True)
+
+    @cached_property
+    def transposed(self) -> Pattern:
+        return Pattern(self.cols[self.order], self.rows[self.order], self.size)
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Whether every entry has its mirror image; of patterns without repeated entries, sorted by column too."""
+        return torch.equal(self.transposed.rows, self.rows) and torch.equal(self.transposed.cols, self.cols)
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """The matrix with these entries, in torch's compressed rows."""
+        _hear_that_it_is_beta()
+        shape = (self.size, self.size)
+        return torch.sparse_csr_tensor(self.starts, self.cols, values, shape, check_invariants=False)
+
+    def values_vjp(self, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient of ⟨y, product with x⟩ in the entries, for `x` and `y` of shape `(N, columns)`."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu":
+            return (y.index_select(0, self.rows) * x.index_select(0, self.cols)).sum(1)
+        entries = self.matrix(y.new_zeros(self.rows.numel()))
+        return torch.sparse.sampled_addmm(entries, y.contiguous(), x.mT, beta=0.0).values()
+
+
+@cache
+def _hear_that_it_is_beta() -> None:
+    """torch says so once per process, and here nobody listens."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        none = torch.zeros(0, dtype=torch.int64)
+        torch.sparse_csr_tensor(torch.zeros(2, dtype=torch.int64), none, none.float(), (1, 1), check_invariants=False)
+
+
+class SparseProduct(torch.autograd.Function):
+    """The product with gradients in `x`, `(N, columns)`, and in the entries, both sparse, to any order."""
+
+    @staticmethod
+    def forward(pattern: Pattern, values: Tensor, x: Tensor) -> Tensor:
+        return pattern.matrix(values) @ x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.pattern, values, x = inputs
+        ctx.save_for_backward(values, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        (grad,) = grads
+        values, x = ctx.saved_tensors
+        _, needs_values, needs_x = ctx.needs_input_grad
+        grad_values = ctx.pattern.values_vjp(x, grad) if needs_values else None
+        if not needs_x:
+            return None, grad_values, None
+        mirrored = values.index_select(0, ctx.pattern.order)
+        return None, grad_values, SparseProduct.apply(ctx.pattern.transposed, mirrored, grad)
