@@ -11,6 +11,7 @@ from expmflow.numerics import (
     Solution,
     expm_apply,
     fixed_point,
+    heat_kernel,
     plan_series,
     power_iteration,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "distributions",
     "expm_apply",
     "fixed_point",
+    "heat_kernel",
     "interop",
     "load",
     "nn",

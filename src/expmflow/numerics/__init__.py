@@ -1,5 +1,6 @@
 """What is done with an operator: exponentials, norms, fixed points."""
 
+from expmflow.numerics.heat import heat_kernel
 from expmflow.numerics.norms import power_iteration
 from expmflow.numerics.plan import SeriesPlan, plan_series
 from expmflow.numerics.series import expm_apply
@@ -11,6 +12,7 @@ __all__ = [
     "Solution",
     "expm_apply",
     "fixed_point",
+    "heat_kernel",
     "plan_series",
     "power_iteration",
 ]

@@ -1,0 +1,204 @@
+"""Heat kernels of sparse graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
+from expmflow.numerics.decay import Basis, terms_needed, weights
+from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol
+from expmflow.numerics.polynomial import apply_recomputing, apply_recording
+from expmflow.numerics.series import Gradient
+from expmflow.operators.adjacency import coalesced, degrees
+from expmflow.operators.diffusion import Diffusion
+from expmflow.operators.sparse import Pattern
+
+Laplacian = Literal["sym", "rw", "comb"]
+
+_ROUNDINGS = 16  # by which two weights may differ and still be one edge's, in units of their dtype's spacing
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # compressed rows cannot be traced
+def heat_kernel(
+    edge_index: Tensor,
+    x: Tensor,
+    t: float | Tensor | Sequence[float],
+    laplacian: Laplacian = "sym",
+    edge_weight: Tensor | None = None,
+    *,
+    tol: float | None = None,
+    gradient: Gradient = "recompute",
+) -> Tensor:
+    """exp(−tL) x: `x` after diffusing over a sparse graph for a time t; differentiable in x, t and the edge weights.
+
+    With A the weights and D the sums of its rows, L is I − D^-½ A D^-½ (`"sym"`), I − D⁻¹ A (`"rw"`) or D − A
+    (`"comb"`). A node without edges keeps its value. Self-loops count in D; in D − A they cancel.
+
+    On an undirected graph the error is at most tol · ‖x‖ in every column: in the 2-norm, for `"rw"` in the norm
+    (Σ_i D_ii x_i²)^½, in which its Laplacian is symmetric. On a directed graph it is at most tol times the largest
+    |x_i|, for `"sym"` the largest |x_i| D_ii^-½ (both sides).
+
+    Args:
+        edge_index: `(2, E)` integers; edge e sets `A[edge_index[0, e], edge_index[1, e]]`, parallel edges add up. An
+            undirected graph lists both directions.
+        x: node features `(N,)`, `(N, F)` or `(batch, N, F)`, float32 or float64.
+        t: a time of at least 0, a scalar tensor (its gradient flows), or K times, which add an axis in front.
+        laplacian: `"sym"`, `"rw"` or `"comb"`.
+        edge_weight: `(E,)` non-negative, of the dtype of `x`; 1 if not given.
+        tol: the tolerance; follows the dtype if None, and is never below what the dtype can hold (see `plan_heat`).
+        gradient: `"recompute"` keeps two blocks of the size of `x` between the passes, whatever the number of terms;
+            `"autograd"` keeps every term, and can be differentiated twice.
+
+    Cost:
+        About √(2τ log(1/tol)) sparse products, with τ = t, or for `"comb"` t times the mean of a node's degree and its
+        neighbours', where it is largest; on directed graphs about τ. Several times cost the products of the largest. No
+        N × N matrix is formed.
+
+    Example:
+        >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> heat_kernel(edges, torch.tensor([1.0, 0.0, 0.0]), t=100.0, laplacian="comb")
+        tensor([0.3333, 0.3333, 0.3333])
+    """
+    for name, value, options in (("laplacian", laplacian, Laplacian), ("gradient", gradient, Gradient)):
+        expect(value in get_args(options), f"{name} to be one of {', '.join(get_args(options))}", repr(value))
+    check_tol(tol)
+    _check_features(x)
+    times = _as_times(t, x)
+    nodes = x.shape[0] if x.ndim == 1 else x.shape[-2]
+    if edge_weight is not None:
+        expect_tensor(edge_weight, "edge_weight")
+        expect_alike([("x", x), ("edge_weight", edge_weight)])
+    rows, cols, weight = coalesced(edge_index, nodes, edge_weight, like=x)
+    with torch.autocast(device_type=x.device.type, enabled=False):
+        problem = _problem(laplacian, rows, cols, weight, nodes)
+        if x.numel() == 0:
+            return x.expand(*times.shape, *x.shape).clone()
+        nodes_first = x.movedim(-2, 0) if x.ndim == 3 else x
+        z = _run(problem, nodes_first.reshape(nodes, -1), times.reshape(-1), tol, gradient)
+        z = z.reshape(*times.shape, *nodes_first.shape)
+    return z.movedim(times.ndim, -2) if x.ndim == 3 else z
+
+
+def plan_heat(tau: float, tol: float | None, dtype: torch.dtype, basis: Basis = "chebyshev") -> SeriesPlan:
+    """The terms that e^{τ(M − 1)} needs, and a bound of the error relative to ‖x‖.
+
+    What is left out is at most the sum of its weights: a proof. The entries of M are rounded, which is felt τ times,
+    and so are all sums: 2u(τ + √terms), an estimate that the tests hold to account. Where `tol` is below this, the
+    dtype cannot hold it, and `error_bound` says what is kept.
+    """
+    unit = torch.finfo(dtype).eps / 2
+    asked = max(default_tol(dtype) if tol is None else float(tol), unit)
+    rounding = 2 * unit * (tau + math.sqrt(terms_needed(basis, tau, asked)[0] + 1))
+    terms, left_out = terms_needed(basis, tau, max(asked - rounding, rounding / 8))
+    return SeriesPlan(1, terms, left_out + rounding)
+
+
+class _Problem(NamedTuple):
+    """exp(−tL) = S e^{rate·t·(M − 1)} S⁻¹ with M = `op`, S = diag(`scale`); but the nodes `kept` keep their values."""
+
+    op: Diffusion
+    basis: Basis
+    rate: float = 1.0
+    scale: Tensor | None = None
+    kept: Tensor | None = None
+
+
+def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, nodes: int) -> _Problem:
+    if laplacian == "comb":
+        other = rows != cols
+        if not bool(other.all()):
+            rows, cols, weight = rows[other], cols[other], weight[other]
+    pattern = Pattern(rows, cols, nodes)
+    degree = degrees(pattern, weight)
+    _check_range(degree.detach())
+    symmetric = _is_symmetric(pattern, weight.detach())
+    basis: Basis = "chebyshev" if symmetric else "powers"
+    alone = degree == 0
+    kept = alone.nonzero().squeeze(-1) if bool(alone.any()) else None
+    if laplacian == "comb":
+        rate = _rate(pattern, weight.detach(), degree.detach(), symmetric)
+        stays = (1 - degree / rate).to(weight.dtype)
+        return _Problem(Diffusion(pattern, weight / rate, stays, symmetric=symmetric), basis, rate, kept=kept)
+    degree = torch.where(alone, 1.0, degree)
+    diagonal: Tensor | None = None
+    if symmetric:  # D^-½ A D^-½, and for "rw" it stands between D^-½ and D^½
+        divisors = (degree.index_select(0, pattern.rows) * degree.index_select(0, pattern.cols)).sqrt()
+        scale = degree.rsqrt() if laplacian == "rw" else None
+    else:  # D⁻¹ A, and for "sym" it stands between D^½ and D^-½
+        divisors = degree.index_select(0, pattern.rows)
+        scale = degree.sqrt() if laplacian == "sym" else None
+        diagonal = None if kept is None else alone.to(weight.dtype)  # others may still read what it keeps
+    values = (weight / divisors).to(weight.dtype)
+    return _Problem(Diffusion(pattern, values, diagonal, symmetric=symmetric), basis, scale=scale, kept=kept)
+
+
+def _run(problem: _Problem, x: Tensor, times: Tensor, tol: float | None, gradient: Gradient) -> Tensor:
+    """`(K, N, columns)`."""
+    op, basis, rate, scale, kept = problem
+    tau = times * rate
+    plan = plan_heat(float(tau.detach().amax()), tol, x.dtype, basis)
+    extra = int(times.requires_grad)  # slopes are differences of weights: one more makes them as good as the values
+    run = apply_recording if gradient == "autograd" else apply_recomputing
+    start = x if scale is None else x / scale.to(x.dtype).unsqueeze(-1)
+    z = run(op, start, weights(basis, tau, plan.terms + extra), basis)
+    z = z if scale is None else z * scale.to(x.dtype).unsqueeze(-1)
+    return z if kept is None else z.index_copy_(1, kept, x[kept].expand(len(times), -1, -1))
+
+
+def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> float:
+    """A rate c for which the spectrum of a symmetric 1 − L/c is in [−1, 1], or for which it is stochastic.
+
+    The former because λmax(D − A) ≤ λmax(D + A) ≤ ‖D⁻¹ (D + A) D‖∞, whatever the weights.
+    """
+    if not bool((degree > 0).any()):
+        return 1.0
+    if not symmetric:
+        return float(degree.amax())
+    neighbours = torch.mv(pattern.matrix(weight.double()), degree)
+    sums = degree + neighbours / torch.where(degree > 0, degree, 1.0)
+    return float(sums.amax()) / 2 * (1 + 4 * torch.finfo(weight.dtype).eps)
+
+
+def _is_symmetric(pattern: Pattern, weight: Tensor) -> bool:
+    """Whether A u = Aᵀ u to rounding for a random positive u: equal weights give equal sums, others almost never."""
+    generator = torch.Generator().manual_seed(0)
+    u = (0.5 + torch.rand(pattern.size, generator=generator, dtype=torch.float64)).to(weight.device)
+    entries = weight.double()
+    along = torch.mv(pattern.matrix(entries), u)
+    across = torch.zeros_like(u).index_add(0, pattern.cols, entries * u.index_select(0, pattern.rows))
+    most = int(pattern.starts.diff().amax()) if pattern.size else 0
+    slack = _ROUNDINGS * torch.finfo(weight.dtype).eps * math.sqrt(max(most, 1))
+    return bool(((along - across).abs() <= slack * (along + across)).all())
+
+
+def _check_range(degree: Tensor) -> None:
+    """Products of two degrees, and their quotients, are numbers."""
+    positive = degree[degree > 0]
+    least, largest = (float(v) for v in torch.aminmax(positive)) if positive.numel() else (1.0, 1.0)
+    fits = least > 1e-150 and largest < 1e150
+    expect(fits, "sums of edge weights between 1e-150 and 1e150", f"{least:g} to {largest:g}")
+
+
+def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> Tensor:
+    """A scalar, or a vector of times, in float64."""
+    number = isinstance(t, int | float) and not isinstance(t, bool)
+    known = number or isinstance(t, Tensor | list | tuple)
+    expect_type(known, "t to be a number, a tensor or a list of times", type(t).__name__)
+    times = torch.as_tensor(t, dtype=torch.float64, device=x.device)
+    fits = times.ndim == 0 or (times.ndim == 1 and times.shape[0] > 0)
+    expect(fits, "t to be a number or a vector of times", f"shape {tuple(times.shape)}")
+    fits = bool((times.isfinite() & (times >= 0)).all())
+    expect(fits, "finite times t of at least 0", f"{times.min().item():g} among them")
+    return times
+
+
+def _check_features(x: Tensor) -> None:
+    expect_tensor(x, "x")
+    expect_type(x.dtype in (torch.float32, torch.float64), "x of dtype torch.float32 or torch.float64", x.dtype)
+    expect(x.ndim in (1, 2, 3), "x of shape (N,), (N, F) or (batch, N, F)", tuple(x.shape))
+    expect_finite(x, "x")
