@@ -261,7 +261,7 @@ def test_data_describes_names_and_files(tmp_path: Path):
     [
         (("train", "moons", "train.stpes=3"), 2, "train.stpes: no such key (did you mean 'steps'?)"),
         (("train", "moons", "steps"), 2, "Expected an override key=value; got 'steps'."),
-        (("train", "table"), 1, "Expected data.path, the file of a table; got none."),
+        (("train", "table"), 1, "Expected data.path, where the table data is; got none."),
         (("train", "nothing.yaml"), 2, "Expected a config in nothing.yaml; got:"),
         (("train", "moons", "--device", "abacus"), 1, "Expected a device such as cpu or cuda; got 'abacus'."),
         (("train", "moons", "train.batch_size=99999"), 1, "Expected a batch of at most 8000 rows"),

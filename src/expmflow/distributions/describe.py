@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from expmflow.nn.masked import Mask
 from expmflow.transforms.base import Chain, Inverse, Transform, layer_name, watching
@@ -45,9 +44,8 @@ def count_parameters(module: nn.Module) -> int:
     """Weights that a mask keeps at zero are not counted, nor the unused halves of triangular factors."""
     total = sum(p.numel() for p in module.parameters())
     for part in module.modules():
-        if parametrize.is_parametrized(part):
-            steps = [step for chain in part.parametrizations.values() for step in chain]
-            total -= sum(int((step.mask == 0).sum()) for step in steps if isinstance(step, Mask))
+        if isinstance(part, Mask):
+            total -= int((part.mask == 0).sum())
         if isinstance(part, Conv1x1) and part.parametrization == "lu":
             total -= part.channels * (part.channels + 1)
     return total

@@ -7,39 +7,39 @@ import pytest
 import torch
 
 import expmflow as ef
-from expmflow import demo
+from expmflow.experiments import feature_maps
 
 
 def test_errors_stay_within_their_certificates():
-    outcome = demo.run(demo.draw_cat())
+    outcome = feature_maps.run(feature_maps.draw_cat())
     assert 0 < outcome.measured <= outcome.certified < 1e-5
     assert 0 < outcome.round_trip_measured <= outcome.round_trip_certified < 1e-5
     assert not torch.allclose(outcome.z, outcome.x, atol=0.1)  # the exponential did something
 
 
 def test_reference_is_the_exponential_of_the_same_operator():
-    x = demo.draw_cat(16).double()
-    dense = demo.edge_operator(torch.float64).dense((1, 16, 16))
+    x = feature_maps.draw_cat(16).double()
+    dense = feature_maps.edge_operator(torch.float64).dense((1, 16, 16))
     expected = (torch.linalg.matrix_exp(dense) @ x.flatten()).reshape(x.shape)
-    torch.testing.assert_close(demo.exact_exponential(x), expected)
+    torch.testing.assert_close(feature_maps.exact_exponential(x), expected)
 
 
 def test_terms_add_up_to_the_exponential():
-    x = demo.draw_cat().double()
-    op = demo.edge_operator(torch.float64)
-    terms = demo.series_terms(op, x, 25)
+    x = feature_maps.draw_cat().double()
+    op = feature_maps.edge_operator(torch.float64)
+    terms = feature_maps.series_terms(op, x, 25)
     assert len(terms) == 26
     torch.testing.assert_close(sum(terms), ef.expm_apply(op, x))
 
 
 def test_logdet_is_the_trace():
-    outcome = demo.run(demo.draw_cat(16))
-    matrix = torch.linalg.matrix_exp(demo.edge_operator(torch.float64).dense((1, 16, 16)))
+    outcome = feature_maps.run(feature_maps.draw_cat(16))
+    matrix = torch.linalg.matrix_exp(feature_maps.edge_operator(torch.float64).dense((1, 16, 16)))
     assert outcome.logdet == pytest.approx(torch.linalg.slogdet(matrix).logabsdet.item(), abs=1e-10)
 
 
 def test_picture_is_a_symmetric_grey_image():
-    cat = demo.draw_cat()
+    cat = feature_maps.draw_cat()
     assert cat.shape == (1, 1, 64, 64)
     assert cat.min() == 0
     assert 0.9 < cat.max() <= 1
@@ -49,11 +49,11 @@ def test_picture_is_a_symmetric_grey_image():
 @pytest.mark.parametrize("size", [0, 15])
 def test_picture_refuses_sizes_without_a_cat(size):
     with pytest.raises(ValueError, match=r"Expected size of at least 16; got"):
-        demo.draw_cat(size)
+        feature_maps.draw_cat(size)
 
 
 def test_main_prints_the_errors_and_writes_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert demo.main(["--out", str(tmp_path / "new" / "folder")]) == 0
+    assert feature_maps.main(["--out", str(tmp_path / "new" / "folder")]) == 0
     printed = capsys.readouterr().out
     assert "certified" in printed
     assert "measured" in printed
@@ -65,7 +65,7 @@ def test_main_prints_the_errors_and_writes_the_figure(tmp_path: Path, capsys: py
 def test_main_refuses_a_file_as_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     occupied = tmp_path / "file"
     occupied.touch()
-    assert demo.main(["--out", str(occupied)]) == 1
+    assert feature_maps.main(["--out", str(occupied)]) == 1
     assert "Expected --out to be a folder; got the file" in capsys.readouterr().err
 
 
@@ -73,5 +73,5 @@ def test_without_matplotlib_the_error_names_the_extra(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert demo.main(["--out", str(tmp_path)]) == 1
+    assert feature_maps.main(["--out", str(tmp_path)]) == 1
     assert "Install the extra `report`" in capsys.readouterr().err
