@@ -50,7 +50,7 @@ def apply_recomputing(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor
 
 def _factors(op: LinearOperator, plan: SeriesPlan) -> list[LinearOperator]:
     """A/(s·i) for i = 1 … T: dividing the parameters is cheaper than dividing every product."""
-    return [op.scale(1 / (plan.steps * i)) for i in range(1, plan.terms + 1)]
+    return op.multiples([1 / (plan.steps * i) for i in range(1, plan.terms + 1)])
 
 
 def _step(factors: list[LinearOperator], x: Tensor) -> Tensor:

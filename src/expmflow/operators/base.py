@@ -72,6 +72,10 @@ class LinearOperator(ABC):
         """`factor`·A; an operator that can fold the factor into its parameters overrides this."""
         return Scaled(self, factor)
 
+    def multiples(self, factors: Sequence[float]) -> list[LinearOperator]:
+        """`factor`·A for each of them, made ready together."""
+        return [self.scale(factor) for factor in factors]
+
     def adjoint_product(self) -> Callable[[Tensor], Tensor]:
         """Aᵀ as a function, made ready for many products."""
         return self.apply_adjoint

@@ -84,6 +84,10 @@ class ConvOperator(LinearOperator):
     def scale(self, factor: Scalar) -> ConvOperator:
         return self._around(_channels_last(self.kernel * factor))
 
+    def multiples(self, factors: Sequence[float]) -> list[LinearOperator]:
+        column = self.kernel.new_tensor(factors).reshape(-1, *(1,) * self.kernel.ndim)
+        return [self._around(kernel) for kernel in (column * _channels_last(self.kernel)).unbind()]
+
     def _options(self) -> dict[str, Any]:
         return {"padding": self._inner_padding, "dilation": self.dilation, "groups": self.groups}
 
