@@ -85,12 +85,17 @@ class NodeNormal(Base):
 
     def log_prob(self, z: Tensor, context: Any = None) -> Tensor:
         density, mask = -0.5 * (z.square() + LOG_2PI), node_mask(context)
-        return (density if mask is None else density * mask.unsqueeze(-1)).flatten(1).sum(1)
+        if mask is not None:  # a product would make NaN of padding whose square is infinite
+            density = torch.where(mask.unsqueeze(-1), density, 0)
+        return density.flatten(1).sum(1)
 
     def sample_shape(self, context: Any) -> tuple[int, ...]:
         adjacency, mask = split_graph(context)
         known = adjacency if adjacency is not None else mask
-        return self.event_shape if known is None else (known.shape[-1], self.event_shape[-1])
+        if known is None:
+            return self.event_shape
+        expect(isinstance(known, Tensor) and known.ndim >= 2, "a graph as the context, or none", type(known).__name__)
+        return known.shape[-1], self.event_shape[-1]
 
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
         return temperature * noise

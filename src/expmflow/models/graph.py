@@ -38,6 +38,7 @@ def graph_flow(
     expect_count(nodes, "nodes")
     expect_count(features, "features", at_least=2)
     expect_count(subflows, "subflows")
+    expect_count(hidden, "hidden")
     expect(
         network in get_args(GraphNetworks), f"network to be one of {', '.join(get_args(GraphNetworks))}", repr(network)
     )

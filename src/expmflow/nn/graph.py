@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_type
 from expmflow.nn.messages import sum_messages
+from expmflow.operators.adjacency import check_adjacency
 
 
 class GraphNetwork(nn.Module):
@@ -45,11 +46,13 @@ class GraphNetwork(nn.Module):
         return out if mask is None else out * mask.unsqueeze(-1)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` is a graph of the nodes of `x`."""
+        """Raise `ValueError` unless `context` is a graph of the nodes of `x`, with weights that are not negative."""
         adjacency, mask = split_graph(context)
         sparse = isinstance(adjacency, Tensor) and adjacency.layout != torch.strided
         expect(not sparse, "a dense adjacency", "a sparse one")
         check_graph(adjacency, mask, x)
+        if adjacency is not None:
+            check_adjacency(adjacency, mask)
 
 
 def split_graph(context: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
-from expmflow.nn.graph import node_mask
+from expmflow.nn.graph import check_graph, node_mask
 from expmflow.transforms.base import Output, Transform, keep_padding, real_points
 
 
@@ -30,6 +30,10 @@ class ChannelMix(Transform):
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         found = event_shape[0 if self.dim == 1 else -1]
         expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        if self.dim == -1:
+            check_graph(None, node_mask(context), x)
 
     @abstractmethod
     def matrix(self) -> Tensor:

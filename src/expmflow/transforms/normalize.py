@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
-from expmflow.nn.graph import node_mask
+from expmflow.nn.graph import check_graph, node_mask
 from expmflow.transforms.base import Output, Transform, keep_padding, real_points
 
 
@@ -48,6 +48,10 @@ class ActNorm(Transform):
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         found = event_shape[0 if self.dim == 1 else -1]
         expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        if self.dim == -1:
+            check_graph(None, node_mask(context), x)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         mask = node_mask(context) if self.dim == -1 else None
