@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from expmflow._validation import expect_count
 from expmflow.nn.context import check_context, offset
+from expmflow.nn.dense_layers import gated_dense
 
 
 class DenseNet(nn.Module):
@@ -46,11 +46,9 @@ class DenseNet(nn.Module):
         h = self.first(x)
         if self.context is not None:
             h = h + offset(self.context, context, h.ndim)
-        dense = h
-        for layer in self.layers:
-            dense = torch.cat([dense, layer(dense)], dim=1)
-        a, b, c = self.gate(dense).chunk(3, dim=1)
-        return self.last(h + a + b * torch.sigmoid(c))
+        convolutions = [part for layer in self.layers for part in (layer[0], layer[2])]  # type: ignore[index]
+        weights = [tensor for conv in (*convolutions, self.gate) for tensor in (conv.weight, conv.bias)]
+        return self.last(gated_dense(h, *weights))
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` fits beside `x`."""

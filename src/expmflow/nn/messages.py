@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from expmflow.nn.fused import must_record, recorded_vjp, transformed
 
 PAIRS = 4096  # pairs of nodes whose hidden features are alive at a time
 
@@ -34,18 +36,9 @@ def _formula(adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tensor, b
     return (adjacency.unsqueeze(-2) @ pairs).squeeze(-2)
 
 
-def _plain(*tensors: Tensor) -> bool:
-    """Whether autograd has to see every operation: compilers, function transforms, mixed precision."""
-    if torch.compiler.is_compiling():
-        return True
-    mixed = torch.is_autocast_enabled(tensors[0].device.type) or len({tensor.dtype for tensor in tensors}) > 1
-    return _transformed(*tensors) or mixed or tensors[0].requires_grad
-
-
-def _transformed(*tensors: Tensor) -> bool:
-    """Whether these stand for many: inside `torch.func`, and in backward passes of many gradients at once."""
-    kinds = (torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor)
-    return any(kind(tensor) for tensor in tensors for kind in kinds)
+def _plain(adjacency: Tensor, *tensors: Tensor) -> bool:
+    """Whether autograd has to see every operation."""
+    return adjacency.requires_grad or must_record(adjacency, *tensors)
 
 
 class _SumMessages(torch.autograd.Function):
@@ -60,8 +53,8 @@ class _SumMessages(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() or _transformed(grad):
-            return _formula_vjp(ctx.saved_tensors, ctx.needs_input_grad, grad)
+        if torch.is_grad_enabled() or transformed(grad):
+            return recorded_vjp(_formula, ctx.saved_tensors, ctx.needs_input_grad, grad)
         adjacency, receive, send, weight, bias = ctx.saved_tensors
         to_weight, to_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         to_receive, to_send = torch.empty_like(receive), torch.empty_like(send)
@@ -76,16 +69,6 @@ class _SumMessages(torch.autograd.Function):
             torch.sum(second, 2, out=to_receive[place])
             torch.sum(second, 1, out=to_send[place])
         return None, to_receive, to_send, to_weight, to_bias
-
-
-def _formula_vjp(given: Sequence[Tensor], needed: Sequence[bool], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of the formula, to be differentiated once more if they have to be."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        leaves = given if again else [t.detach().requires_grad_(n) for t, n in zip(given, needed, strict=True)]
-        wanted = [t for t, n in zip(leaves, needed, strict=True) if n]
-        found = iter(torch.autograd.grad(_formula(*leaves), wanted, grad, create_graph=again))
-    return tuple(next(found) if n else None for n in needed)
 
 
 def _blocks(x: Tensor, buffers: int) -> Iterator[tuple[Any, ...]]:

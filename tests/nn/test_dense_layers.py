@@ -1,0 +1,94 @@
+"""The layers of a DenseNet in one matrix: the plain formula, its gradients, and half of what autograd would keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from expmflow.nn import DenseNet, dense_layers
+from expmflow.nn.dense_layers import gated_dense
+from transform_registry import draw, randomise
+
+GROWTH = 3
+
+
+def arguments(depth: int, batch: int = 2, size: tuple[int, int] = (4, 5), dtype=torch.float64) -> list[Tensor]:
+    """h and the weights of all layers, each with a gradient."""
+    shapes = [(GROWTH * 3, GROWTH * (depth + 1), 1, 1), (GROWTH * 3,)]
+    for i in reversed(range(depth)):
+        width = GROWTH * (i + 1)
+        shapes = [(width, width, 1, 1), (width,), (GROWTH, width, 3, 3), (GROWTH,), *shapes]
+    given = [draw("h", batch, GROWTH, *size), *(draw(f"weight {k}", *shape) for k, shape in enumerate(shapes))]
+    return [t.to(dtype).requires_grad_() for t in given]
+
+
+def gradients(function, given: list[Tensor]) -> tuple[Tensor, ...]:
+    out = function(*given)
+    return out, *torch.autograd.grad((out * draw("direction", *out.shape)).sum(), given)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("batch", "size"), [(2, (4, 5)), (1, (1, 1)), (3, (1, 4)), (0, (4, 4))])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_one_matrix_is_the_formula(depth, batch, size, layout):
+    given = arguments(depth, batch, size)
+    given[0] = given[0].detach().to(memory_format=layout).requires_grad_()
+    found, expected = gradients(gated_dense, given), gradients(dense_layers._formula, given)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
+
+
+def test_gradients_by_finite_differences():
+    given = arguments(2, 1, (3, 3))
+    assert torch.autograd.gradcheck(gated_dense, given)
+    assert torch.autograd.gradgradcheck(gated_dense, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (0, 4), (-1,)])
+def test_gradients_of_some_arguments_only(needed):
+    given = [t.detach() for t in arguments(2)]
+    leaves = [given[k].requires_grad_() for k in needed]
+    for create_graph in (False, True):
+        found = torch.autograd.grad(gated_dense(*given).square().sum(), leaves, create_graph=create_graph)
+        expected = torch.autograd.grad(dense_layers._formula(*given).square().sum(), leaves)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
+
+
+def test_nothing_received_is_written_to():
+    given = arguments(2)
+    before = [t.detach().clone() for t in given]
+    out = gated_dense(*given)
+    direction = draw("direction", *out.shape)
+    out.backward(direction)
+    assert all(torch.equal(old, new) for old, new in zip(before, given, strict=True))
+    assert torch.equal(direction, draw("direction", *out.shape))
+
+
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script` is deprecated")
+def test_function_transforms():
+    torch.manual_seed(0)
+    net = DenseNet(2, 3, growth=4).double()
+    randomise(net)
+    x = draw("x", 2, 2, 3, 3)
+    one = torch.stack([torch.autograd.functional.jacobian(lambda x: net(x[None])[0], row) for row in x])
+    for mode in (torch.func.jacrev, torch.func.jacfwd):
+        found = torch.func.vmap(mode(lambda x: net(x[None])[0]))(x)
+        torch.testing.assert_close(found, one, rtol=0, atol=1e-12)
+    batched = torch.autograd.functional.jacobian(lambda x: net(x[None])[0], x[0], vectorize=True)
+    torch.testing.assert_close(batched, one[0], rtol=0, atol=1e-12)
+
+
+def test_half_is_kept_for_the_backward_pass():
+    def kept(function) -> int:
+        given = arguments(2)
+        sizes = {t.data_ptr(): 0 for t in given}
+
+        def pack(tensor: Tensor) -> Tensor:
+            sizes.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            function(*given)
+        return sum(sizes.values())
+
+    assert kept(gated_dense) <= 0.6 * kept(dense_layers._formula)
