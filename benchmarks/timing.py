@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +29,15 @@ def medians(candidates: Mapping[str, Callable[[], object]], rounds: int = 15) ->
             candidate()
             times[name].append(time.perf_counter() - start)
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def in_fresh_processes(module: str, function: str, processes: int, *arguments: float) -> list[Any]:
+    """What `module.function(*arguments)` returns in each of so many processes, one after the other; plain values."""
+    call = f"import json, {module}; print(json.dumps({module}.{function}(*{arguments!r})))"
+    command = [sys.executable, "-c", call]
+    folder = Path(__file__).parent
+    found = [subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True) for _ in range(processes)]
+    return [json.loads(run.stdout.splitlines()[-1]) for run in found]
 
 
 def geometric_mean(values: list[float]) -> float:
