@@ -13,6 +13,7 @@ from pathlib import Path
 import exponential
 import inverses
 import layers
+import sparse
 from timing import machine
 
 README = Path(__file__).parent / "README.md"
@@ -26,6 +27,9 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "constraint": layers.constraint_share,
     "gradients": layers.gradient_modes,
     "dense": layers.against_pyro,
+    "heat": sparse.heat,
+    "graphs": sparse.convolution,
+    "memory": sparse.memory,
 }
 
 
