@@ -13,6 +13,7 @@ is left out is at most the sum of the weights that are left out. The first needs
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ class _Weights(torch.autograd.Function):
         rows = []
         for value in tau.tolist():
             known = _weights(basis, value)[: terms + 1]
-            rows.append(known + [0.0] * (terms + 1 - len(known)))
+            rows.append(known + (0.0,) * (terms + 1 - len(known)))
         return tau.new_tensor(rows).reshape(len(rows), terms + 1)
 
     @staticmethod
@@ -70,7 +71,8 @@ def _slopes(basis: Basis, longer: Tensor) -> Tensor:
     return once * before + 0.5 * longer[:, 1:] - now
 
 
-def _weights(basis: Basis, tau: float) -> list[float]:
+@lru_cache(maxsize=64)
+def _weights(basis: Basis, tau: float) -> tuple[float, ...]:
     """All weights but those beyond τ + s (powers) or s (Chebyshev), s = 30 + 10√τ.
 
     They are the distribution of a Poisson variable, or of the distance of a random walk in continuous time, so by
@@ -91,4 +93,4 @@ def _weights(basis: Basis, tau: float) -> list[float]:
         above = list(accumulate(range(mode + 1, mode + reach + 1), lambda weight, k: weight * tau / k, initial=1.0))
         raw = below[::-1] + above[1:]
     total = math.fsum(raw)
-    return [weight / total for weight in raw]
+    return tuple(weight / total for weight in raw)

@@ -48,13 +48,14 @@ class _Chebyshev(torch.autograd.Function):
         op = op.rebuild(parameters)
         rows = weights.T.tolist()
         z = torch.stack([weight * x for weight in rows[0]])
-        before, p = x, x
+        sums, before, p = z.unbind(), x, x
         for k, row in enumerate(rows[1:]):
             if k == 0:
                 p = op.apply(x)
             else:  # into the memory of the term before, but never into x
                 before, p = p, op.apply_into(before.clone() if k == 1 else before, p, alpha=2.0, beta=-1.0)
-            _add(z, p, row)
+            for total, weight in zip(sums, row, strict=True):
+                total.add_(p, alpha=weight)
         ctx.op = op
         ctx.save_for_backward(weights, before, p, *parameters)
         return z
@@ -87,8 +88,3 @@ class _Chebyshev(torch.autograd.Function):
             else:
                 p = before
         return None, a, grad_weights, *totals
-
-
-def _add(totals: Tensor, p: Tensor, weights: list[float]) -> None:
-    for total, weight in zip(totals, weights, strict=True):
-        total.add_(p, alpha=weight)
