@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow.data import DataError, Dataset, load_images, load_table, split, two_moons
+from expmflow.data.download import Progress
 from expmflow.data.graphs import MIXTURES
 from expmflow.distributions import DequantizedFlow
 from expmflow.models import dense_flow, graph_flow, image_flow
@@ -20,8 +21,11 @@ DRAWN_GRAPHS = 10_000  # for validation, and to measure scores against; training
 KINDS = {1: "dense", 2: "graph", 3: "image"}  # the kind of model for events of so many axes
 
 
-def build_data(config: DataConfig, randomness: Randomness) -> Dataset:
-    """Load or draw the samples; a table's rows are shuffled, so that the split does not follow the file's order."""
+def build_data(config: DataConfig, randomness: Randomness, progress: Progress | None = None) -> Dataset:
+    """Load or draw the samples; a table's rows are shuffled, so that the split does not follow the file's order.
+
+    `progress` is told of downloads, and of images read.
+    """
     if config.name in MIXTURES:
         return _graphs(config, randomness)
     if config.name == "moons":
@@ -43,6 +47,7 @@ def build_data(config: DataConfig, randomness: Randomness) -> Dataset:
         validation=config.validation,
         test=config.test,
         generator=randomness.generator("split"),
+        progress=progress,
     )
 
 

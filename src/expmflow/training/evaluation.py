@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
 from expmflow.data import Dataset
+from expmflow.data.download import Progress
 from expmflow.distributions import DequantizedFlow, Flow, NonFiniteError
 from expmflow.training.build import DTYPES, build_data, class_context, log_likelihood, noise_kind
 from expmflow.training.config import Config
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder, load
 from expmflow.training.sampling import draw
+from expmflow.training.shipped import find_run, run_name
 
 Advance = Callable[[int], None]
 LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time
@@ -37,14 +39,34 @@ class Trained:
     names: tuple[str, ...] = ()
 
     @property
+    def name(self) -> str:
+        """What to call the run."""
+        return run_name(self.folder.path)
+
+    @property
+    def kind(self) -> str:
+        """Of the model: dense (rows of a table), image or graph."""
+        return self.config.model.kind
+
+    @property
+    def levels(self) -> int | None:
+        """The grey levels of discrete data; None for continuous data."""
+        return self.model.levels if isinstance(self.model, DequantizedFlow) else None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows whose likelihoods are computed at a time."""
+        return min(LARGEST_BATCH, max(1, LARGEST_NUMBERS // torch.Size(self.event_shape).numel()))
+
+    @property
     def flow(self) -> Flow | None:
         """The continuous density inside the model."""
         inner = self.model.flow if isinstance(self.model, DequantizedFlow) else self.model
         return inner if isinstance(inner, Flow) else None
 
-    def data(self) -> Dataset:
+    def data(self, progress: Progress | None = None) -> Dataset:
         """The rows that the run was trained, validated and tested on."""
-        data = build_data(self.config.data, Randomness(self.config.train.seed))
+        data = build_data(self.config.data, Randomness(self.config.train.seed), progress)
         same = not self.names or not data.names or data.names == self.names
         expect(same, f"the columns {', '.join(self.names)} in the run's data", ", ".join(data.names))
         return data
@@ -94,7 +116,7 @@ class Trained:
     @torch.no_grad()
     def _likelihoods(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
         randomness, kind = Randomness(self.config.train.seed), noise_kind(self.model)
-        size = min(LARGEST_BATCH, max(1, LARGEST_NUMBERS // torch.Size(self.event_shape).numel()))
+        size = self.batch_size
         for k, batch in enumerate(rows.split(size)):
             shape = tuple(batch.shape)
             noise = None
@@ -113,9 +135,9 @@ class Trained:
 
 
 def open_run(folder: str | Path, device: str = "cpu") -> Trained:
-    """The run in a folder, or what `save_pretrained` wrote."""
+    """The run in a folder, or what `save_pretrained` wrote, or a model that comes with the package, by its name."""
     model = load(folder)
-    run = RunFolder(Path(folder))
+    run = RunFolder(find_run(folder))
     config, event_shape = run.read_config()
     where = torch.device(device)
     return Trained(run, config, event_shape, model.to(where), where, run.read_names())
@@ -145,6 +167,19 @@ class Typicality:
     def score(self, nll: Tensor) -> Tensor:
         """One number a row; the training rows have about one."""
         return (nll - self.mean).abs() / self.std
+
+
+def auroc(scores: Tensor, reference: Tensor) -> float:
+    """How often a score is above one of the reference, equal ones counting half: 1 tells all apart, ½ none.
+
+    Example:
+        >>> auroc(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0]))
+        0.75
+    """
+    expect(len(scores) > 0 and len(reference) > 0, "at least one row on either side of an AUROC", "none")
+    ordered = reference.contiguous().sort().values
+    below = [torch.searchsorted(ordered, scores.contiguous(), right=right) for right in (False, True)]
+    return float((below[0] + below[1]).double().mean()) / (2 * len(ordered))
 
 
 def _tolerant(model: nn.Module, rows: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:

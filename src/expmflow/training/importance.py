@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from expmflow.distributions import DequantizedFlow, elbo, importance_weighted
 from expmflow.training.build import log_likelihood
 from expmflow.training.evaluation import Advance, Trained
 from expmflow.training.randomness import Randomness
+from expmflow.training.shipped import place_beside
 from expmflow.transforms import Transform
 
 CHUNK = 64  # importance samples of one row that are computed at a time
@@ -47,10 +48,8 @@ def importance_estimates(
         kept_in: a file where each row's result is kept as soon as it is there; a second call goes on from it.
         advance: told of the rows that are done.
     """
-    expect_count(samples, "importance samples")
-    expect(isinstance(trained.model, DequantizedFlow), "a model of discrete data for importance samples", "another")
+    check_weighable(trained, samples)
     expect(trained.classes is None or labels is not None, "labels for the rows of a conditional model", "none")
-    check_exact(trained)
     known = dict(_read(kept_in)) if kept_in else {}
     found = []
     for k in range(len(rows)):
@@ -60,8 +59,15 @@ def importance_estimates(
                 _append(kept_in, k, known[k])
         found.append(known[k])
         advance(1)
-    both = torch.tensor(found, dtype=torch.float64).reshape(-1, 2)
-    return Estimates(both[:, 0], both[:, 1])
+    return _stacked(found)
+
+
+def check_weighable(trained: Trained, samples: int) -> None:
+    """Raise `ValueError` unless importance samples mean something for the run: of discrete data, and exact."""
+    expect_count(samples, "importance samples")
+    discrete = isinstance(trained.model, DequantizedFlow)
+    expect(discrete, "a model of discrete data for importance samples", "one of continuous data")
+    check_exact(trained)
 
 
 def check_exact(trained: Trained) -> None:
@@ -72,9 +78,30 @@ def check_exact(trained: Trained) -> None:
 
 def results_file(trained: Trained, split: str, samples: int) -> Path:
     """Where the estimates of a run are kept: another file for other weights, rows or samples."""
+    return place_beside(trained.folder.path) / "evaluation" / f"{split}-{samples}-{_digest(trained)}.jsonl"
+
+
+def kept_results(trained: Trained, split: str) -> dict[int, Estimates]:
+    """What is there already of the run as it is now: by the number of samples, the rows that are done."""
+    found = {}
+    folder, digest = place_beside(trained.folder.path) / "evaluation", _digest(trained)
+    for path in folder.glob(f"{split}-*-{digest}.jsonl"):
+        samples = path.name.removeprefix(f"{split}-").partition("-")[0]
+        rows = dict(_read(path))
+        if samples.isdecimal() and rows:
+            found[int(samples)] = _stacked(rows[k] for k in sorted(rows))
+    return dict(sorted(found.items()))
+
+
+def _digest(trained: Trained) -> str:
+    """Of the weights, and of where the rows come from."""
     data = json.dumps(trained.config.data.model_dump(mode="json"), sort_keys=True).encode()
-    digest = hashlib.sha256(trained.folder.weights.read_bytes() + data).hexdigest()[:12]
-    return trained.folder.path / "evaluation" / f"{split}-{samples}-{digest}.jsonl"
+    return hashlib.sha256(trained.folder.weights.read_bytes() + data).hexdigest()[:12]
+
+
+def _stacked(values: Iterable[tuple[float, float]]) -> Estimates:
+    both = torch.tensor(list(values), dtype=torch.float64).reshape(-1, 2)
+    return Estimates(both[:, 0], both[:, 1])
 
 
 def _exact(layer: torch.nn.Module) -> bool:

@@ -23,6 +23,7 @@ from expmflow.training.build import build_model
 from expmflow.training.checkpoint import CheckpointError, check_format
 from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.files import flush_directory, write_json, write_tensors, write_text
+from expmflow.training.shipped import find_run
 
 RUN_FORMAT_VERSION = 1
 CHECKSUM = "sha256"
@@ -182,7 +183,8 @@ def load(folder: str | Path) -> nn.Module:
     """The trained model of a run, or of a folder that `save_pretrained` wrote, in evaluation mode.
 
     Args:
-        folder: holds `config.json` and `model.safetensors`; nothing in it is ever unpickled.
+        folder: holds `config.json` and `model.safetensors`; nothing in it is ever unpickled. Where there is no such
+            folder, the name of a model that comes with the package, such as `"digits"`.
 
     Raises:
         CheckpointError: with one sentence, if there is no such model, or it was altered.
@@ -198,9 +200,7 @@ def load(folder: str | Path) -> nn.Module:
         >>> model.sample(3).shape
         torch.Size([3, 2])
     """
-    run = RunFolder(Path(folder))
-    if not run.path.is_dir():
-        raise CheckpointError(f"Expected a run in {run.path}; got no such folder.")
+    run = RunFolder(find_run(folder))
     config, event_shape = run.read_config()
     model = build_model(config, event_shape)
     load_weights(model, run.weights)
@@ -218,7 +218,7 @@ def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]]
     if isinstance(source, tuple):
         model, config, event_shape = source
     else:
-        model, run = load(source), RunFolder(Path(source))
+        model, run = load(source), RunFolder(find_run(source))
         config, event_shape = run.read_config()
         names = run.read_names()
     target = RunFolder(Path(folder))
@@ -250,4 +250,5 @@ def _trajectory(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json")
     for free in ("steps", "log_every", "checkpoint_every", "sample_every", "on_nonfinite", "threads"):
         values["train"].pop(free)
+    values["data"].pop("dir")  # the official files are the same wherever they are
     return values
