@@ -16,8 +16,9 @@ import torch
 
 import expmflow as ef
 from cli_runs import TINY, run_command, train_tiny
+from expmflow.report.certificates import certificates
 from expmflow.report.figures import samples_figure, save_figure
-from expmflow.report.summary import certificates, density, round_trip, summarise
+from expmflow.report.summary import density, round_trip, summarise
 from expmflow.training.evaluation import Trained, open_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -150,7 +151,7 @@ def test_a_run_without_metrics_is_still_reported(run: Path, tmp_path: Path):
 
 def test_certificates_bound_the_true_norm(trained: Trained):
     rows = trained.data().test
-    (found,) = certificates(trained, rows)
+    (found,) = certificates(trained.flow, rows)
     weight = trained.model.get_submodule(found.name).weight.detach().double()
     assert torch.linalg.matrix_norm(weight, ord=2) <= found.norm * (1 + 1e-6)
     assert torch.linalg.eigvalsh((weight + weight.T) / 2).max() <= found.log_norm + 1e-6

@@ -22,6 +22,9 @@ INK, FAINT = "#1f2937", "#9ca3af"
 MOST_PANELS = 12
 DPI = 160
 
+Extent = tuple[float, float, float, float]
+"""Left, right, bottom, top."""
+
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure outside any window system."""
@@ -48,19 +51,25 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
     """The training and validation nll, and the learning rate, of all runs over their steps."""
     figure = new_figure(9.6, 3.4)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.7, 1]})
+    names = {summary.unit.name for summary in summaries}
+    shown: list[float] = []
     for summary, colour in zip(summaries, _colours(len(summaries)), strict=True):
+        unit = summary.unit.per_nat if len(names) == 1 else 1.0
         label = f"{summary.name}: " if len(summaries) > 1 else ""
-        steps, values = _series(summary.records, "nll")
+        steps, values = _series(summary.records, "nll", unit)
         left.plot(steps, values, color=colour, alpha=0.35, linewidth=1, label=f"{label}training")
-        steps, values = _series(summary.records, "validation_nll")
+        steps, values = _series(summary.records, "validation_nll", unit)
         left.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=f"{label}validation")
         if steps:
             best = summary.best
-            left.plot([best["step"]], [best["validation_nll"]], marker="o", markersize=7, mfc="none", mec=colour)
+            left.plot([best["step"]], [unit * best["validation_nll"]], marker="o", markersize=7, mfc="none", mec=colour)
         right.plot(*_series(summary.records, "lr"), color=colour, linewidth=1.8)
-    _limit(left, [v for s in summaries for name in ("nll", "validation_nll") for v in _series(s.records, name)[1]])
-    _decorate(left, "negative log-likelihood (nats)", "step")
-    _decorate(right, "learning rate", "step")
+        shown += [v for name in ("nll", "validation_nll") for v in _series(summary.records, name, unit)[1]]
+    _limit(left, shown)
+    decorate(left, f"negative log-likelihood ({names.pop() if len(names) == 1 else 'nats'})", "step")
+    decorate(right, "learning rate", "step")
+    for axis in (left, right):
+        axis.xaxis.get_major_locator().set_params(integer=True)
     right.set_ylim(bottom=0)
     right.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
     if left.lines:
@@ -78,7 +87,7 @@ def samples_figure(data: Tensor | None, samples: Tensor, density: Density | None
 def _plane(data: Tensor | None, samples: Tensor, density: Density | None) -> Figure:
     panels = (data is not None) + (density is not None) + 1
     shown = samples if data is None else data
-    extent = density.extent if density is not None else _extent(shown)
+    extent = density.extent if density is not None else extent_of(shown)
     figure = new_figure(3.6 * panels + 0.2, 0.55 + 3.5 * _aspect(extent))
     axes = list(figure.subplots(1, panels, squeeze=False)[0])
     if data is not None:
@@ -88,7 +97,7 @@ def _plane(data: Tensor | None, samples: Tensor, density: Density | None) -> Fig
         axis.imshow(
             density.values.numpy(), origin="lower", extent=extent, cmap="magma", interpolation="bilinear", vmin=0
         )
-        _frame(axis, "density of the model", extent)
+        frame(axis, "density of the model", extent)
     _points(axes.pop(0), samples, "samples of the model", COLOURS[0], extent)
     return figure
 
@@ -110,25 +119,27 @@ def _histograms(data: Tensor | None, samples: Tensor) -> Figure:
             axis.hist(data[:, k].numpy(), bins=50, range=reach, density=True, color=FAINT, alpha=0.6, label="data")
         style = {"histtype": "step", "color": COLOURS[0], "linewidth": 1.5, "label": "samples"}
         axis.hist(samples[:, k].numpy(), bins=50, range=reach, density=True, **style)
-        _decorate(axis, f"x{k + 1}", "")
+        decorate(axis, f"x{k + 1}", "")
         axis.set_yticks([])
     panels[0].legend(frameon=False, fontsize=8)
     return figure
 
 
-def _points(axis: Axes, points: Tensor, title: str, colour: str, extent: tuple[float, float, float, float]) -> None:
+def _points(axis: Axes, points: Tensor, title: str, colour: str, extent: Extent) -> None:
     axis.scatter(points[:, 0].numpy(), points[:, 1].numpy(), s=3, color=colour, alpha=0.5, linewidths=0)
-    _frame(axis, title, extent)
+    frame(axis, title, extent)
 
 
-def _frame(axis: Axes, title: str, extent: tuple[float, float, float, float]) -> None:
+def frame(axis: Axes, title: str, extent: Extent) -> None:
+    """The part of the plane that a panel shows."""
     axis.set_xlim(extent[0], extent[1])
     axis.set_ylim(extent[2], extent[3])
     axis.set_aspect("auto" if _stretched(extent) else "equal")
-    _decorate(axis, title, "", grid=False)
+    decorate(axis, title, "", grid=False)
 
 
-def _decorate(axis: Axes, title: str, xlabel: str, *, grid: bool = True) -> None:
+def decorate(axis: Axes, title: str, xlabel: str, *, grid: bool = True) -> None:
+    """The look of every panel."""
     axis.set_title(title, fontsize=10, color=INK, loc="left")
     axis.set_xlabel(xlabel, fontsize=9, color=INK)
     axis.tick_params(labelsize=8, colors=INK)
@@ -150,8 +161,8 @@ def _limit(axis: Axes, values: Sequence[float]) -> None:
         axis.set_ylim(low - margin, high + margin)
 
 
-def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    found = [(r["step"], float(r[name])) for r in records if isinstance(r.get(name), int | float)]
+def _series(records: Sequence[dict[str, Any]], name: str, factor: float = 1.0) -> tuple[list[int], list[float]]:
+    found = [(r["step"], factor * float(r[name])) for r in records if isinstance(r.get(name), int | float)]
     return [step for step, _ in found], [value for _, value in found]
 
 
@@ -159,18 +170,19 @@ def _colours(count: int) -> list[str]:
     return [COLOURS[k % len(COLOURS)] for k in range(count)]
 
 
-def _extent(points: Tensor) -> tuple[float, float, float, float]:
+def extent_of(points: Tensor) -> Extent:
+    """The range of points in the plane, and a margin around it."""
     least, largest = points.double().amin(0), points.double().amax(0)
     margin = 0.08 * (largest - least).clamp_min(1e-6)
     (x0, y0), (x1, y1) = (least - margin).tolist(), (largest + margin).tolist()
     return x0, x1, y0, y1
 
 
-def _stretched(extent: tuple[float, float, float, float]) -> bool:
+def _stretched(extent: Extent) -> bool:
     """Whether the axes have units of their own, so that equal scales would leave a thin strip."""
     ratio = (extent[3] - extent[2]) / (extent[1] - extent[0])
     return not 0.3 < ratio < 3
 
 
-def _aspect(extent: tuple[float, float, float, float]) -> float:
+def _aspect(extent: Extent) -> float:
     return 1.0 if _stretched(extent) else (extent[3] - extent[2]) / (extent[1] - extent[0])

@@ -11,6 +11,8 @@ import torch
 
 from expmflow import __version__
 from expmflow.report.figures import curves_figure, embedded, samples_figure
+from expmflow.report.graph_figures import graphs_figure
+from expmflow.report.grids import embedded_grid, image_grid
 from expmflow.report.summary import Summary
 
 Row = tuple[str, list[str]]
@@ -30,18 +32,30 @@ def render(summaries: Sequence[Summary]) -> str:
         results=_table(summaries, RESULTS),
         timings=_table(summaries, TIMINGS),
         curves=embedded(curves_figure(summaries)),
-        runs=[
-            {
-                "name": s.name,
-                "picture": embedded(samples_figure(s.data, s.samples, s.density)),
-                "certificates": s.certificates,
-            }
-            for s in summaries
-        ],
+        runs=[{"name": s.name, "pictures": _pictures(s), "certificates": s.certificates} for s in summaries],
         configs=list(_configs(summaries)),
         version=f"expmflow {__version__}, torch {torch.__version__}",
         number=_number,
     )
+
+
+def _pictures(summary: Summary) -> list[dict[str, str]]:
+    """The data beside samples: two grids of images, or one figure."""
+    if summary.kind == "image":
+        parts = {"data": summary.data, "samples of the model": summary.samples}
+        return [
+            {
+                "alt": f"{len(images)} {what}: images of {summary.name}",
+                "caption": f"{what} ({len(images)} images)",
+                "source": embedded_grid(image_grid(images, summary.levels or 256, columns=summary.columns)),
+            }
+            for what, images in parts.items()
+        ]
+    if summary.kind == "graph":
+        figure = graphs_figure(summary.data, summary.samples)
+    else:
+        figure = samples_figure(summary.data, summary.samples, summary.density)
+    return [{"alt": f"The data beside samples of {summary.name}", "caption": "", "source": embedded(figure)}]
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -52,28 +66,61 @@ def _nats(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4f}"
 
 
-RESULTS: dict[str, Callable[[Summary], str]] = {
+def _with_error(value: float, error: float, factor: float = 1.0) -> str:
+    return f"{_nats(factor * value)} ± {_nats(factor * error)}"
+
+
+def _in_unit(name: str) -> Callable[[Summary], str | None]:
+    """The test likelihood in a unit, of the runs whose unit that is."""
+    return lambda s: _with_error(s.test_nll, s.test_error, s.unit.per_nat) if s.unit.name == name else None
+
+
+def _weighted(summary: Summary) -> str | None:
+    bits = summary.unit.per_nat
+    found = [f"{_with_error(w.nll, w.error, bits)} ({w.samples} noises, {w.rows} images)" for w in summary.weighted]
+    return "; ".join(found) or None
+
+
+Cell = Callable[[Summary], str | None]
+"""What a table says of a run; None where there is nothing to say. A line of which all say nothing is left out."""
+
+RESULTS: dict[str, Cell] = {
     "best validation nll (nats)": lambda s: _nats(s.best["validation_nll"]),
     "at step": lambda s: f"{s.best['step']} of {s.last_step}",
-    "test nll (nats)": lambda s: f"{_nats(s.test_nll)} ± {_nats(s.test_error)}",
+    "test nll (nats)": lambda s: _with_error(s.test_nll, s.test_error) if s.levels is None else None,
+    "test −ELBO (nats)": lambda s: None if s.levels is None else _with_error(s.test_nll, s.test_error),
+    "test −ELBO (bits per dimension)": _in_unit("bits per dimension"),
+    "importance-weighted (bits per dimension)": _weighted,
+    "test nll (nats per node)": _in_unit("nats per node"),
+    "entropy of the data (nats per node)": lambda s: None if s.entropy is None else _nats(s.entropy),
+    "tested on": lambda s: None if s.kind == "dense" else f"the first {s.tested} rows",
     "rows: training, validation, test": lambda s: ", ".join(map(str, s.rows.values())),
     "parameters": lambda s: f"{s.parameters:,}",
-    "round-trip error, relative": lambda s: _number(s.round_trip, 2),
+    "round-trip error, relative": lambda s: _number(s.round_trip, 2) if s.levels is None else None,
+    "round-trip error, grey levels": lambda s: None if s.levels is None else _number(s.round_trip, 2),
     "largest certified truncation error": lambda s: _number(
         max((c.plan.error_bound for c in s.certificates), default=math.nan), 2
     ),
 }
 
-TIMINGS: dict[str, Callable[[Summary], str]] = {
-    "training, per step": lambda s: f"{_number(1000 * s.seconds_per_step)} ms",
-    "training, all steps": lambda s: f"{_number(s.seconds_per_step * s.last_step)} s",
-    "log-likelihood, per row": lambda s: f"{_number(1e6 * s.likelihood_seconds)} µs",
-    "sample, per row": lambda s: f"{_number(1e6 * s.sample_seconds)} µs",
+TIMINGS: dict[str, Cell] = {
+    "training, per step": lambda s: _time(s.seconds_per_step),
+    "training, all steps": lambda s: _time(s.seconds_per_step * s.last_step),
+    "log-likelihood, per row": lambda s: _time(s.likelihood_seconds),
+    "sample, per row": lambda s: _time(s.sample_seconds),
 }
 
 
-def _table(summaries: Sequence[Summary], rows: dict[str, Callable[[Summary], str]]) -> list[Row]:
-    return [(name, [cell(s) for s in summaries]) for name, cell in rows.items()]
+def _time(seconds: float) -> str:
+    for unit, factor in (("µs", 1e6), ("ms", 1e3)):
+        if seconds * factor < 1000:
+            return f"{_number(seconds * factor)} {unit}"
+    return f"{_number(seconds)} s"
+
+
+def _table(summaries: Sequence[Summary], rows: dict[str, Cell]) -> list[Row]:
+    found = [(name, [cell(s) for s in summaries]) for name, cell in rows.items()]
+    return [(name, ["–" if cell is None else cell for cell in cells]) for name, cells in found if any(cells)]
 
 
 def _configs(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str], bool]]:

@@ -10,27 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expmflow.data import Dataset
+from expmflow.data.graphs import MIXTURES
 from expmflow.distributions import NonFiniteError
-from expmflow.numerics import ConvergenceError, SeriesPlan, plan_series
-from expmflow.numerics.plan import series_error
+from expmflow.numerics import ConvergenceError
+from expmflow.report.certificates import Certificate, certificates
+from expmflow.report.grids import class_columns
 from expmflow.training.evaluation import Trained
-from expmflow.transforms.base import Transform, layer_name, watching
-from expmflow.transforms.exponential import Exponential, GraphConvExp
+from expmflow.training.importance import kept_results
+from expmflow.training.units import Unit, usual_unit
 
-SHOWN_ROWS = 3000
-CHECKED_ROWS = 512
+SHOWN_ROWS = {"dense": 3000, "graph": 1000, "image": 36}
+CHECKED_ROWS = {"dense": 512, "graph": 512, "image": 64}
+TESTED_ROWS = {"dense": None, "graph": 20_000, "image": 500}  # so that a report takes less than a minute
 GRID = 240
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """One exponential layer: the norm of its operator, the plan for it, and the error that the plan keeps."""
+class Weighted:
+    """The importance-weighted bound that `expmflow evaluate` has found: nats, over some of the test rows."""
 
-    name: str
-    kind: str
-    norm: float
-    log_norm: float
-    plan: SeriesPlan
+    samples: int
+    rows: int
+    nll: float
+    error: float
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,13 @@ class Summary:
     """All that is shown of one run."""
 
     name: str
+    kind: str
+    event_shape: tuple[int, ...]
     config: dict[str, Any]
     parameters: int
     rows: dict[str, int]
     records: list[dict[str, Any]]
+    tested: int
     test_nll: float
     test_error: float
     certificates: list[Certificate]
@@ -59,6 +65,15 @@ class Summary:
     data: Tensor
     samples: Tensor
     density: Density | None = field(default=None)
+    levels: int | None = None
+    columns: int | None = None
+    weighted: tuple[Weighted, ...] = ()
+    entropy: float | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """What the literature compares such likelihoods in."""
+        return usual_unit(self.event_shape)
 
     @property
     def best(self) -> dict[str, Any]:
@@ -79,73 +94,97 @@ class Summary:
 
 
 def summarise(trained: Trained) -> Summary:
-    """Measure a run: likelihoods, samples, certificates, round trips, timings."""
+    """Measure a run: likelihoods, samples, certificates, round trips, timings; of images and graphs, on a part."""
     data = trained.data()
-    tested = data.test if len(data.test) else data.train
+    tested, labels = _tested(trained, data)
     started = time.perf_counter()
-    log_prob = trained.log_likelihoods(tested)
+    log_prob = trained.log_likelihoods(tested, labels=labels)
     likelihood_seconds = (time.perf_counter() - started) / len(tested)
-    shown = data.train[:SHOWN_ROWS]
+    shown, columns = _shown(trained, data)
     started = time.perf_counter()
     samples = trained.sample(len(shown))
     sample_seconds = (time.perf_counter() - started) / len(samples)
-    checked = trained.rows(tested[:CHECKED_ROWS])
+    checked = CHECKED_ROWS[trained.kind]
+    rows, context = continuous(trained, tested[:checked]), trained.context(None if labels is None else labels[:checked])
+    mixture = MIXTURES.get(trained.config.data.name)
     return Summary(
-        name=str(trained.folder.path),
+        name=trained.name,
+        kind=trained.kind,
+        event_shape=trained.event_shape,
         config=trained.config.model_dump(mode="json"),
         parameters=sum(p.numel() for p in trained.model.parameters()),
         rows={"training": len(data.train), "validation": len(data.validation), "test": len(data.test)},
         records=trained.folder.read_metrics(),
+        tested=len(tested),
         test_nll=-float(log_prob.mean()),
-        test_error=float(log_prob.std()) / math.sqrt(len(tested)) if len(tested) > 1 else 0.0,
-        certificates=certificates(trained, checked),
-        round_trip=round_trip(trained, checked),
+        test_error=_standard_error(log_prob),
+        certificates=certificates(trained.flow, rows, context),
+        round_trip=round_trip(trained, rows, context),
         sample_seconds=sample_seconds,
         likelihood_seconds=likelihood_seconds,
         data=shown,
         samples=samples,
         density=density(trained, shown) if trained.event_shape == (2,) else None,
+        levels=trained.levels,
+        columns=columns,
+        weighted=tuple(
+            Weighted(k, len(found.log_prob), -float(found.log_prob.mean()), _standard_error(found.log_prob))
+            for k, found in kept_results(trained, "test").items()
+        ),
+        entropy=None if mixture is None else mixture.entropy(),
     )
 
 
+def _tested(trained: Trained, data: Dataset) -> tuple[Tensor, Tensor | None]:
+    """The rows that a report measures, and their labels where the model wants them."""
+    part = 2 if len(data.test) else 0
+    most = TESTED_ROWS[trained.kind]
+    labels = None if data.labels is None or trained.classes is None else data.labels[part][:most]
+    return (data.train, data.validation, data.test)[part][:most], labels
+
+
+def _shown(trained: Trained, data: Dataset) -> tuple[Tensor, int | None]:
+    """Training rows to look at; of a conditional model's images, all classes in turn, a column for each."""
+    count = min(SHOWN_ROWS[trained.kind], len(data.train))
+    columns = class_columns(trained.classes, count)
+    if columns is None or data.labels is None:
+        return data.train[:count], None
+    each = [(data.labels[0] == k).nonzero().flatten() for k in range(columns)]
+    lines = min(count // columns, *map(len, each))
+    if lines == 0:
+        return data.train[:count], None
+    return data.train[torch.stack([places[:lines] for places in each], dim=1).flatten()], columns
+
+
+def _standard_error(values: Tensor) -> float:
+    return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def continuous(trained: Trained, rows: Tensor) -> Tensor:
+    """Rows as the flow takes them: of integers, the middle of the interval that each stands for."""
+    rows = trained.rows(rows)
+    if trained.levels is None or trained.flow is None:
+        return rows
+    return (rows.to(next(trained.flow.parameters()).dtype) + 0.5) / trained.levels - 0.5
+
+
 @torch.no_grad()
-def certificates(trained: Trained, rows: Tensor) -> list[Certificate]:
-    """Of every exponential in the model, at the shape that it meets there."""
-    flow = trained.flow
-    if flow is None:
-        return []
-    shapes: dict[Transform, tuple[int, ...]] = {}
+def round_trip(trained: Trained, rows: Tensor, context: Tensor | None = None) -> float:
+    """The largest |x − decode(encode(x))|; NaN where there is no way back.
 
-    def note(layer: Transform, x: Tensor, *results: Tensor) -> None:
-        shapes[layer] = tuple(x.shape[1:])  # an exponential keeps the shape
-
-    with watching(note):
-        flow.transform(rows[:1])
-    found = []
-    for name, layer in flow.named_modules():
-        if not isinstance(layer, Exponential) or isinstance(layer, GraphConvExp) or layer not in shapes:
-            continue  # a graph exponential has a norm for each graph
-        op, shape = layer.operator(), shapes[layer]
-        norm, log_norm = float(op.norm_bound(shape)), float(op.log_norm_bound(shape))
-        plan = plan_series(norm, layer.tol, rows.dtype, log_norm=log_norm)
-        if layer.terms is not None:
-            error = series_error(norm, 1, layer.terms, torch.finfo(rows.dtype).eps / 2, max(log_norm, 0.0))
-            plan = SeriesPlan(1, layer.terms, error)
-        found.append(Certificate(name, layer_name(layer), norm, log_norm, plan))
-    return found
-
-
-@torch.no_grad()
-def round_trip(trained: Trained, rows: Tensor) -> float:
-    """The largest |x − decode(encode(x))|, relative to the largest |x|; NaN where there is no way back."""
+    Of images in grey levels; of other rows relative to the largest |x|.
+    """
     flow = trained.flow
     if flow is None or not rows.is_floating_point():
         return math.nan
     try:
-        back = flow.decode(flow.encode(rows))
+        back = flow.decode(flow.encode(rows, context), context)
     except (ConvergenceError, NonFiniteError):
         return math.nan
-    return float((back - rows).abs().max() / rows.abs().max().clamp_min(torch.finfo(rows.dtype).tiny))
+    largest = float((back - rows).abs().max())
+    if trained.levels is not None:
+        return largest * trained.levels
+    return largest / float(rows.abs().max().clamp_min(torch.finfo(rows.dtype).tiny))
 
 
 def density(trained: Trained, rows: Tensor) -> Density:

@@ -1,0 +1,64 @@
+"""What is certain of the exponentials inside a model: norms, and truncation errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from expmflow.distributions import Flow
+from expmflow.nn.graph import complete_graph
+from expmflow.numerics import SeriesPlan, plan_series
+from expmflow.numerics.plan import series_error
+from expmflow.operators import LinearOperator
+from expmflow.transforms.base import Transform, layer_name, watching
+from expmflow.transforms.exponential import Exponential, GraphConvExp
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One exponential layer: the norm of its operator, the plan for it, and the error that the plan keeps."""
+
+    name: str
+    kind: str
+    norm: float
+    log_norm: float
+    plan: SeriesPlan
+
+
+@torch.no_grad()
+def certificates(flow: Flow | None, rows: Tensor, context: Tensor | None = None) -> list[Certificate]:
+    """Of every exponential in the model, inside other layers too, at the shape that it meets there.
+
+    A graph exponential has a norm for each graph: here it is that of the complete graph of the rows' nodes.
+    """
+    if flow is None:
+        return []
+    shapes: dict[Transform, tuple[int, ...]] = {}
+
+    def note(layer: Transform, x: Tensor, *results: Tensor) -> None:
+        shapes[layer] = tuple(x.shape[1:])  # an exponential keeps the shape
+
+    with watching(note):
+        flow.transform(rows[:1], None if context is None else context[:1])
+    found = []
+    for name, layer in flow.named_modules():
+        if isinstance(layer, Exponential) and layer in shapes:
+            found.append(_certificate(name, layer, _operator(layer, rows), shapes[layer], rows.dtype))
+    return found
+
+
+def _operator(layer: Exponential, rows: Tensor) -> LinearOperator:
+    return layer.operator(complete_graph(rows)) if isinstance(layer, GraphConvExp) else layer.operator()
+
+
+def _certificate(
+    name: str, layer: Exponential, op: LinearOperator, shape: tuple[int, ...], dtype: torch.dtype
+) -> Certificate:
+    norm, log_norm = float(op.norm_bound(shape)), float(op.log_norm_bound(shape))
+    plan = plan_series(norm, layer.tol, dtype, log_norm=log_norm)
+    if layer.terms is not None:
+        error = series_error(norm, 1, layer.terms, torch.finfo(dtype).eps / 2, max(log_norm, 0.0))
+        plan = SeriesPlan(1, layer.terms, error)
+    return Certificate(name, layer_name(layer), norm, log_norm, plan)
