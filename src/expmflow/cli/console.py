@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from expmflow._validation import expect
 
 if TYPE_CHECKING:
+    from expmflow.data.download import Progress as Told
     from expmflow.training.evaluation import Advance
 
 
@@ -76,6 +85,22 @@ def progress(what: str, total: int) -> Iterator[Advance]:
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def reading() -> Iterator[Told]:
+    """As `progress`, a bar for each slow thing that loading data tells of: downloads in bytes, images in numbers."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    shown = console()
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total or None)
+            bar.update(tasks[what], completed=done, total=total or None)
+
+        yield told
 
 
 class _Handler(logging.Handler):

@@ -67,10 +67,20 @@ def dry_run_text(config: Config, device: str) -> str:
 
 
 def run_text(
-    trained: Trained, work: Callable[[int], object], rows: int, batch: int, *, what: str, writes: Path | None = None
+    trained: Trained,
+    work: Callable[[int], object],
+    rows: int,
+    batch: int,
+    *,
+    what: str,
+    writes: Path | None = None,
+    copies: int = 1,
 ) -> str:
-    """For a command that works through rows of an opened run: `work` takes a number of them, `what` names them."""
-    cost = estimate(work, rows, batch)
+    """For a command that works through rows of an opened run: `work` takes a number of them, `what` names them.
+
+    Of importance samples, each row is worked through as many times as there are `copies` of it.
+    """
+    cost = estimate(work, rows * copies, batch)
     held = _bytes(*trained.model.parameters()) + rows * _bytes(torch.zeros(trained.event_shape))
     return described(
         {
@@ -79,7 +89,7 @@ def run_text(
             "parameters": parameters(trained.model),
             "rows": f"{what}, of shape {trained.event_shape}",
             "memory": f"about {size_text(held + cost.bytes)}: {size_text(cost.bytes)} for a batch of "
-            f"{min(rows, batch)}, {size_text(held)} for weights and rows",
+            f"{min(rows * copies, batch)}, {size_text(held)} for weights and rows",
             "time": f"about {time_text(cost.seconds)}, on {trained.device}",
         }
     )
@@ -88,7 +98,8 @@ def run_text(
 def reads(trained: Trained) -> str:
     """A run's folder, and where its rows come from."""
     data = trained.config.data
-    return f"{trained.folder.path}; its data: {data.name}" + ("" if data.path is None else f" ({data.path})")
+    place = data.path or data.dir
+    return f"{trained.folder.path}; its data: {data.name}" + ("" if place is None else f" ({place})")
 
 
 def parameters(model: nn.Module) -> str:

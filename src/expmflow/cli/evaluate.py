@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
 
-from expmflow._validation import expect
-from expmflow.cli.console import device_named, progress, result, result_table
+from expmflow._validation import expect, expect_count
+from expmflow.cli.console import device_named, progress, reading, result, result_table, say
 from expmflow.cli.dry_run import DryRun, run_text
+from expmflow.data.graphs import MIXTURES
 from expmflow.distributions import bits_per_dim
-from expmflow.training.evaluation import LARGEST_BATCH, open_run
+from expmflow.training.evaluation import Trained, open_run
+from expmflow.training.importance import CHUNK, Estimates, check_weighable, importance_estimates, results_file
 
 
 class Split(StrEnum):
@@ -28,8 +32,14 @@ class Split(StrEnum):
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or the name of a model such as digits.")],
     split: Annotated[Split, typer.Option(help="Which rows of the run's data.")] = Split.test,
+    images: Annotated[
+        int | None, typer.Option("--images", "--rows", help="The first so many rows, if there are more.")
+    ] = None,
+    importance_samples: Annotated[
+        int | None, typer.Option(help="Noises for each image, for the importance-weighted bound; the paper has 1000.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     dry_run: DryRun = False,
@@ -37,37 +47,111 @@ def evaluate(
     """The negative log-likelihood of a run's test rows, with its standard error.
 
     In nats per row, and in bits per dimension (the nats of a row over its features and log 2). Of a continuous density
-    either may be negative. Writes nothing.
+    either may be negative. Graphs have nats per node too, and those of a known mixture its entropy.
+
+    Of images it is a bound, −ELBO, from one noise for each image. With --importance-samples K it is from K, and the
+    tighter importance-weighted bound stands beside it. That takes long, so each image's result is kept at once in
+    RUN/evaluation: started again, the command goes on. Without it, nothing is written.
     """
     trained = open_run(run, device_named(device))
-    rows = getattr(trained.data(), split.value)
-    expect(len(rows) > 0, f"rows for {split.value} in the run's data", f"none: data.{split.value} is 0")
+    if importance_samples is not None:
+        check_weighable(trained, importance_samples)
+    if images is not None:
+        expect_count(images, "--images")
+    rows, labels = _rows(trained, split, images)
     if dry_run:
-        what = f"{len(rows)} for {split.value}"
-        result(run_text(trained, lambda n: trained.log_likelihoods(rows[:n]), len(rows), LARGEST_BATCH, what=what))
+        result(_dry_run_text(trained, rows, labels, split, importance_samples))
         return
-    with progress("evaluating", len(rows)) as advance:
-        log_prob = trained.log_likelihoods(rows, advance)
-    lost = int((~log_prob.isfinite()).sum())
-    expect(lost == 0, "a finite likelihood of every row", f"{lost} rows of {len(rows)} without")
-    bpd = bits_per_dim(log_prob, trained.event_shape)
-    root = math.sqrt(len(rows))
-    error, bpd_error = ((float(v.std()) / root if len(rows) > 1 else 0.0) for v in (log_prob, bpd))
-    found = {
-        "run": str(run),
-        "split": split.value,
-        "rows": len(rows),
-        "nll": -float(log_prob.mean()),
-        "nll_standard_error": error,
-        "bpd": float(bpd.mean()),
-        "bpd_standard_error": bpd_error,
-    }
+    found: dict[str, Any] = {"run": str(run), "split": split.value, "rows": len(rows)}
+    if importance_samples is None:
+        with progress("evaluating", len(rows)) as advance:
+            log_prob = trained.log_likelihoods(rows, advance, labels)
+        lost = int((~log_prob.isfinite()).sum())
+        expect(lost == 0, "a finite likelihood of every row", f"{lost} rows of {len(rows)} without")
+        found |= _measures(trained, log_prob)
+    else:
+        kept = results_file(trained, split.value, importance_samples)
+        say(f"{'Going on with' if kept.exists() else 'Results are kept in'} {kept}")
+        estimates = _weighted(trained, rows, labels, importance_samples, kept)
+        found |= {**_measures(trained, estimates.elbo), "importance_samples": importance_samples}
+        weighted = _measures(trained, estimates.log_prob)
+        found |= {f"importance_weighted_{name}": value for name, value in weighted.items()} | {"kept_in": str(kept)}
+    if trained.levels is not None:
+        found["bound"] = "elbo"
+    if trained.config.data.name in MIXTURES:
+        found["entropy_per_node"] = MIXTURES[trained.config.data.name].entropy()
+        found["gap_per_node"] = found["nats_per_node"] - found["entropy_per_node"]
     if as_json:
         result(json.dumps(found, indent=2))
     else:
-        table = Table(title=f"{escape(str(run))}: {len(rows)} {split.value} rows", title_justify="left")
-        for column in ("", "mean", "± standard error"):
-            table.add_column(column, justify="left" if not column else "right")
-        table.add_row("nll (nats)", f"{found['nll']:.4f}", f"{error:.4f}")
-        table.add_row("bits per dimension", f"{found['bpd']:.4f}", f"{bpd_error:.4f}")
-        result_table(table)
+        result_table(_table(trained, found))
+
+
+def _rows(trained: Trained, split: Split, images: int | None) -> tuple[Tensor, Tensor | None]:
+    """The rows asked for, and their labels where the model wants them."""
+    with reading() as told:
+        data = trained.data(told)
+    rows: Tensor = getattr(data, split.value)[:images]
+    expect(len(rows) > 0, f"rows for {split.value} in the run's data", f"none: data.{split.value} is 0")
+    if trained.classes is None or data.labels is None:
+        return rows, None
+    return rows, data.labels[list(Split).index(split)][:images]
+
+
+def _weighted(trained: Trained, rows: Tensor, labels: Tensor | None, samples: int, kept: Path) -> Estimates:
+    with progress("evaluating", len(rows)) as advance:
+        return importance_estimates(trained, rows, samples, labels, kept_in=kept, advance=advance)
+
+
+def _measures(trained: Trained, log_prob: Tensor) -> dict[str, float]:
+    """Means with their standard errors, in every unit that there is for such rows."""
+    units = {"nll": -log_prob, "bpd": bits_per_dim(log_prob, trained.event_shape)}
+    if trained.kind == "graph":
+        units["nats_per_node"] = -log_prob / trained.event_shape[0]
+    found = {}
+    for name, values in units.items():
+        found[name] = float(values.mean())
+        found[f"{name}_standard_error"] = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return found
+
+
+def _table(trained: Trained, found: dict[str, Any]) -> Table:
+    title = f"{escape(found['run'])}: {found['rows']} {found['split']} rows"
+    table = Table(title=title, title_justify="left")
+    for column in ("", "mean", "± standard error"):
+        table.add_column(column, justify="left" if not column else "right")
+    for label, name in _lines(trained, found):
+        error = found.get(f"{name}_standard_error")
+        table.add_row(label, f"{found[name]:.4f}", "" if error is None else f"{error:.4f}")
+    return table
+
+
+def _lines(trained: Trained, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The label of each number that is shown, and its name."""
+    if trained.levels is None:
+        yield "nll (nats)", "nll"
+    else:
+        yield "−ELBO (nats)", "nll"
+    if trained.kind == "graph":
+        yield "nats per node", "nats_per_node"
+    else:
+        yield "bits per dimension" if trained.levels is None else "−ELBO, bits per dimension", "bpd"
+    if "importance_samples" in found:
+        yield "importance-weighted nll (nats)", "importance_weighted_nll"
+        yield "importance-weighted, bits per dimension", "importance_weighted_bpd"
+    if "entropy_per_node" in found:
+        yield "entropy of the data, nats per node", "entropy_per_node"
+        yield "gap, nats per node", "gap_per_node"
+
+
+def _dry_run_text(trained: Trained, rows: Tensor, labels: Tensor | None, split: Split, samples: int | None) -> str:
+    what = f"{len(rows)} for {split.value}" + ("" if samples is None else f" with {samples} noises each")
+    copies = 1 if samples is None else samples
+
+    def work(n: int) -> Tensor:
+        chosen = slice(0, n) if samples is None else [k // samples for k in range(n)]
+        return trained.log_likelihoods(rows[chosen], labels=None if labels is None else labels[chosen])
+
+    batch = trained.batch_size if samples is None else CHUNK
+    kept = None if samples is None else results_file(trained, split.value, samples)
+    return run_text(trained, work, len(rows), batch, what=what, writes=kept, copies=copies)

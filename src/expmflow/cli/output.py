@@ -41,6 +41,13 @@ def table_text(rows: Tensor, names: Sequence[str] = ()) -> str:
     return csv_text(names or [f"x{k + 1}" for k in range(flat.shape[1])], flat.tolist())
 
 
+def graphs_text(graphs: Tensor) -> str:
+    """`(n, N, features)` as CSV, a line for each node: the numbers of its graph and of itself, and its features."""
+    header = ["graph", "node", *(f"x{k + 1}" for k in range(graphs.shape[2]))]
+    nodes = ([g, k, *node] for g, graph in enumerate(graphs.tolist(), 1) for k, node in enumerate(graph, 1))
+    return csv_text(header, nodes)
+
+
 def save_npy(path: Path, rows: Tensor) -> None:
     """In numpy's own format."""
 

@@ -14,19 +14,26 @@ from expmflow.cli.output import save_text
 from expmflow.report.html import render
 from expmflow.report.summary import summarise
 from expmflow.training.evaluation import open_run
+from expmflow.training.shipped import place_beside
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of one or more runs.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or names of models such as digits.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="An .html file; RUN/report.html for one run, report.html here for several.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """One self-contained HTML page: curves, densities, samples, tables; several runs side by side."""
-    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    expect(target.suffix == ".html", "an .html file", target)
+    """One self-contained HTML page: curves, samples beside the data, tables; several runs side by side.
+
+    Images are measured on the first 500 of the test, graphs on the first 20000; `expmflow evaluate` takes them all.
+    What it has found with importance samples is on the page too.
+    """
+    expect(out is None or out.suffix == ".html", "an .html file", out)
     opened = [open_run(run) for run in runs]
+    target = out or (place_beside(opened[0].folder.path) if len(runs) == 1 else Path()) / "report.html"
     if dry_run:
         read = {f"run {k}": f"{reads(t)}; {parameters(t.model)} parameters" for k, t in enumerate(opened, start=1)}
         result(described({**read, "writes": str(target)}))

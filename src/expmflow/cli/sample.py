@@ -5,35 +5,60 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
+from torch import Tensor
 
 from expmflow._validation import expect, expect_count
 from expmflow.cli.console import device_named, progress, result, say
 from expmflow.cli.dry_run import DryRun, run_text
-from expmflow.cli.output import save_npy, save_text, table_text, write_whole
-from expmflow.report.figures import samples_figure, save_figure
-from expmflow.training.evaluation import open_run
+from expmflow.cli.output import graphs_text, save_npy, save_text, table_text, write_whole
+from expmflow.report.drawing import draw_samples
+from expmflow.report.grids import class_columns
+from expmflow.training.evaluation import Trained, open_run
 from expmflow.training.sampling import LARGEST_SAMPLE
+
+FORMATS = {"image": (".png", ".npy"), "graph": (".npy", ".csv", ".png"), "dense": (".npy", ".csv", ".png")}
+PICTURE = Path("samples.png")
 
 
 def sample(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or the name of a model such as digits.")],
     n: Annotated[int, typer.Option("-n", "--number", help="How many.")] = 16,
     temperature: Annotated[float, typer.Option(help="Factor of the noise's standard deviation.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed draws the same samples.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A .npy, .csv or .png file; stdout, as CSV, if not given.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Of these classes in turn, such as 3,7 (conditional models); all if not given.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A .npy, .csv or .png file; if not given, samples.png for images, and stdout for others."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     dry_run: DryRun = False,
 ) -> None:
-    """Draw samples from a run's density. Writes the file --out, and nothing else."""
-    kind = ".csv" if out is None else out.suffix
-    expect(kind in (".npy", ".csv", ".png"), "a .npy, .csv or .png file", out)
+    """Draw samples from a run's density. Writes the file --out, and nothing else.
+
+    Images become a grid in a .png file, pixel for pixel, small ones enlarged by a whole factor, or bytes of shape (n,
+    channels, height, width) in a .npy file. Of a conditional model, the columns of the grid are its classes. Graphs
+    become a .csv file with a line for each node, a .npy file of shape (n, nodes, features), or a picture.
+    """
+    known = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+    expect(out is None or out.suffix in known, "a .npy, .csv or .png file", out)
     trained = open_run(run, device_named(device))
+    if trained.kind == "image" and out is None:
+        out = PICTURE
+    formats = FORMATS[trained.kind]
+    expect(out is None or out.suffix in formats, f"a {' or '.join(formats)} file for samples of {trained.name}", out)
+    expect_count(n, "the number of samples")
+    chosen = _chosen(trained, classes)
+    labels = None if chosen is None else torch.tensor(chosen)[torch.arange(n) % len(chosen)]
     if dry_run:
-        expect_count(n, "the number of samples")
         text = run_text(
             trained,
-            lambda rows: trained.sample(rows, temperature=temperature, seed=seed),
+            lambda rows: trained.sample(
+                rows, temperature=temperature, seed=seed, labels=None if labels is None else labels[:rows]
+            ),
             n,
             LARGEST_SAMPLE,
             what=f"{n} samples",
@@ -42,15 +67,32 @@ def sample(
         result(text)
         return
     with progress("sampling", n) as advance:
-        drawn = trained.sample(n, temperature=temperature, seed=seed, advance=advance)
+        drawn = trained.sample(n, temperature=temperature, seed=seed, labels=labels, advance=advance)
+    _write(trained, drawn, out, class_columns(None if chosen is None else len(chosen), n))
+
+
+def _chosen(trained: Trained, classes: str | None) -> list[int] | None:
+    """The classes to sample, in turn; None for a model that has none."""
+    count = trained.classes
+    if classes is None:
+        return None if count is None else list(range(count))
+    if count is None:
+        raise ValueError(f"Expected a conditional model for --classes; got {trained.name}, which has no classes.")
+    found = [int(word) if word.strip().isdecimal() else -1 for word in classes.split(",")]
+    inside = all(0 <= k < count for k in found)
+    expect(inside, f"--classes from 0 to {count - 1}, with commas between them", repr(classes))
+    return found
+
+
+def _write(trained: Trained, drawn: Tensor, out: Path | None, columns: int | None) -> None:
+    as_text = graphs_text if trained.kind == "graph" else lambda rows: table_text(rows, trained.names)
     if out is None:
-        result(table_text(drawn, trained.names).rstrip("\n"))
+        result(as_text(drawn).rstrip("\n"))
         return
-    if kind == ".npy":
-        save_npy(out, drawn)
-    elif kind == ".csv":
-        save_text(out, table_text(drawn, trained.names))
+    if out.suffix == ".npy":
+        save_npy(out, drawn.to(torch.uint8) if trained.kind == "image" else drawn)
+    elif out.suffix == ".csv":
+        save_text(out, as_text(drawn))
     else:
-        figure = samples_figure(None, drawn)
-        write_whole(out, lambda temporary: save_figure(figure, temporary))
-    say(f"{n} samples in {out}")
+        write_whole(out, lambda temporary: draw_samples(temporary, drawn, levels=trained.levels, columns=columns))
+    say(f"{len(drawn)} samples in {out}")

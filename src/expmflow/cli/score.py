@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import device_named, progress, result, say
+from expmflow.cli.console import device_named, progress, reading, result, say
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import csv_text, save_text
-from expmflow.data import DataError, load_table
-from expmflow.training.evaluation import LARGEST_BATCH, ROWS_FOR_SCORES, Typicality, open_run
+from expmflow.cli.scored import Scored, read_scored
+from expmflow.distributions import bits_per_dim
+from expmflow.training.evaluation import ROWS_FOR_SCORES, Advance, Trained, Typicality, auroc, open_run
+from expmflow.training.importance import check_weighable, importance_estimates
+
+WEIGHTED_ROWS = 500  # training rows that scores from importance samples are measured against
 
 
 def score(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    file: Annotated[Path, typer.Argument(help="A .npy or .csv table with the columns of the run's data.")],
-    out: Annotated[Path | None, typer.Option(help="A .csv file; stdout if not given.")] = None,
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or the name of a model such as digits.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help=".npy or .csv tables; images, folders of them, .npy or .npz files; .npy files of graphs.",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="A .csv or .json file; stdout, as CSV, if not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    reference: Annotated[
+        list[Path] | None, typer.Option(help="Files of rows known to be normal, for an AUROC; may be given again.")
+    ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Bring images to the model's size, channels and grey levels.")
+    ] = False,
+    importance_samples: Annotated[
+        int | None, typer.Option(help="Noises for each image, for a tighter bound; one if not given.")
+    ] = None,
     quantile: Annotated[float, typer.Option(help="Flag rows less typical than this part of the training rows.")] = 0.99,
     threshold: Annotated[
         float | None, typer.Option(help="Flag typicalities above this, whatever the quantile.")
@@ -27,46 +49,112 @@ def score(
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     dry_run: DryRun = False,
 ) -> None:
-    """The log-likelihood of each row of a table, and whether the row is unlike the training data.
+    """The likelihood of each row of a table, or of each image, and whether it is unlike the training data.
 
-    The columns of the file may stand in any order if they have the names of the run's; without names, their place
-    counts.
+    The columns of a table may stand in any order if they have the names of the run's; without names, their place
+    counts. Images are cropped and resized as the run's data was, or to whatever the model takes with --fit.
 
-    Printed columns: row, log_likelihood (nats), typicality, flagged. The typicality is |nll − mean| / std, with the
-    mean and the standard deviation of the training rows: rows that are too likely are unusual too. Writes the file
-    --out, and nothing else.
+    Printed columns: row, log_likelihood (nats), typicality, flagged; for images name, bpd (bits per dimension) in place
+    of the first two. The typicality is |nll − mean| / std, with the mean and the standard deviation of the training
+    rows: rows that are too likely are unusual too. Smooth images are likelier than photographs under a model of
+    photographs, so low likelihood alone finds few of those that do not belong.
+
+    With --reference, the AUROC: how often a row of FILE is less typical than one that is known to be normal, such as
+    images that were held out; 1 tells them all apart, 0.5 is chance. Writes the file --out, and nothing else.
     """
-    expect(out is None or out.suffix == ".csv", "a .csv file for the scores", out)
+    expect(out is None or out.suffix in (".csv", ".json"), "a .csv or .json file for the scores", out)
     expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
     expect(threshold is None or threshold >= 0, "a threshold of at least 0", threshold)
     trained = open_run(run, device_named(device))
-    rows = load_table(file).arranged(trained.names)
-    if tuple(rows.shape[1:]) != trained.event_shape:
-        width = ", ".join(map(str, trained.event_shape))
-        raise DataError(f"Expected {width} columns in {file}, as the run has; got {rows.shape[1]}.")
-    known = trained.data().train[:ROWS_FOR_SCORES]
+    expect(not fit or trained.kind == "image", "a model of images for --fit", f"{trained.name}, a model of others")
+    if importance_samples is not None:
+        check_weighable(trained, importance_samples)
+        expect(trained.classes is None, "a model without classes for importance samples of files", trained.name)
+    with reading() as told:
+        rows = read_scored(trained, files, fit, told)
+        normal = read_scored(trained, reference, fit, told) if reference else None
+        known = trained.data(told).train[: ROWS_FOR_SCORES if importance_samples is None else WEIGHTED_ROWS]
     if dry_run:
-        all_rows = torch.cat([known, rows])
-        text = run_text(
-            trained,
-            lambda n: trained.log_likelihoods(all_rows[:n]),
-            len(all_rows),
-            LARGEST_BATCH,
-            what=f"{len(rows)} of {file}, and {len(known)} training rows to measure them against",
-            writes=out,
-        )
-        result(text)
+        result(_dry_run_text(trained, files, rows, known, importance_samples, out))
         return
-    with progress("scoring", len(known) + len(rows)) as advance:
-        typical = Typicality.of(-trained.log_likelihoods(known, advance), quantile=quantile, threshold=threshold)
-        log_prob = trained.log_likelihoods(rows, advance)
-    scores = typical.score(-log_prob)
-    flagged = scores > typical.threshold
-    columns = zip(range(1, len(rows) + 1), log_prob.tolist(), scores.tolist(), flagged.int().tolist(), strict=True)
-    text = csv_text(("row", "log_likelihood", "typicality", "flagged"), columns)
-    if out is None:
-        result(text.rstrip("\n"))
-    else:
-        save_text(out, text)
+    count = len(known) + len(rows) + (0 if normal is None else len(normal))
+    with progress("scoring", count) as advance:
+        measured = -_likelihoods(trained, known, importance_samples, advance)
+        typical = Typicality.of(measured, quantile=quantile, threshold=threshold)
+        log_prob = _likelihoods(trained, rows.rows, importance_samples, advance)
+        against = None if normal is None else _likelihoods(trained, normal.rows, importance_samples, advance)
+    columns = _columns(trained, rows, log_prob, typical)
+    separated = None if against is None else _auroc(log_prob, against, typical)
+    in_json = _as_json(columns, typical, separated)
+    if out is not None:
+        save_text(out, in_json if out.suffix == ".json" else _as_csv(columns))
+    if out is None or as_json:
+        result((in_json if as_json else _as_csv(columns)).rstrip("\n"))
+    flagged = sum(columns["flagged"])
     place = "" if out is None else f"; scores in {out}"
-    say(f"{int(flagged.sum())} of {len(rows)} rows flagged (typicality above {typical.threshold:.3g}){place}")
+    say(f"{flagged} of {len(rows)} rows flagged (typicality above {typical.threshold:.3g}){place}")
+    if separated is not None and normal is not None:
+        found = f"{separated['typicality']:.3f} by typicality, {separated['bpd']:.3f} by low likelihood"
+        say(f"AUROC against {len(normal)} reference rows: {found}")
+
+
+def _likelihoods(trained: Trained, rows: Tensor, samples: int | None, advance: Advance) -> Tensor:
+    if samples is None:
+        return trained.log_likelihoods(rows, advance)
+    return importance_estimates(trained, rows, samples, advance=advance).log_prob
+
+
+def _columns(trained: Trained, rows: Scored, log_prob: Tensor, typical: Typicality) -> dict[str, list[Any]]:
+    """By name, with an entry for each row."""
+    scores = typical.score(-log_prob)
+    if trained.kind == "image":
+        columns = {"name": rows.names, "bpd": bits_per_dim(log_prob, trained.event_shape).tolist()}
+    else:
+        columns = {**({"file": rows.names} if len(set(rows.names)) > 1 else {}), "row": rows.numbers}
+        columns["log_likelihood"] = log_prob.tolist()
+    flagged = (scores > typical.threshold).int()
+    return {**columns, "typicality": scores.tolist(), "flagged": flagged.tolist()}
+
+
+def _auroc(log_prob: Tensor, against: Tensor, typical: Typicality) -> dict[str, float]:
+    return {
+        "typicality": auroc(typical.score(-log_prob), typical.score(-against)),
+        "bpd": auroc(-log_prob, -against),
+    }
+
+
+def _as_csv(columns: dict[str, list[Any]]) -> str:
+    return csv_text(list(columns), zip(*columns.values(), strict=True))
+
+
+def _as_json(columns: dict[str, list[Any]], typical: Typicality, separated: dict[str, float] | None) -> str:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    found = {} if separated is None else {"auroc": separated}
+    found |= {"threshold": typical.threshold, "rows": [_finite(row) for row in rows]}  # type: ignore[dict-item]
+    return json.dumps(found, indent=2) + "\n"
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity."""
+    return {
+        name: None if isinstance(value, float) and not torch.tensor(value).isfinite() else value
+        for name, value in row.items()
+    }
+
+
+def _dry_run_text(
+    trained: Trained, files: list[Path], rows: Scored, known: Tensor, samples: int | None, out: Path | None
+) -> str:
+    copies = 1 if samples is None else samples
+    all_rows = torch.cat([known, rows.rows])
+    names = ", ".join(map(str, files))
+    noises = "" if samples is None else f", with {samples} noises each"
+    return run_text(
+        trained,
+        lambda n: trained.log_likelihoods(all_rows[[k // copies for k in range(n)]]),
+        len(all_rows),
+        trained.batch_size,
+        what=f"{len(rows)} of {names}, and {len(known)} training rows to measure them against{noises}",
+        writes=out,
+        copies=copies,
+    )

@@ -13,12 +13,16 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import device_named, result, say, speaks
+from expmflow.cli.console import device_named, reading, result, say, speaks
 from expmflow.cli.dry_run import DryRun, dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
 from expmflow.cli.watching import watching
-from expmflow.report.figures import samples_figure, save_figure
+from expmflow.data import Dataset
+from expmflow.distributions import NonFiniteError
+from expmflow.numerics import ConvergenceError
+from expmflow.report.drawing import SHOWN, draw_samples
+from expmflow.report.grids import class_columns
 from expmflow.training.build import build_data
 from expmflow.training.checkpoint import list_checkpoints
 from expmflow.training.config import Config, load_config, presets
@@ -26,8 +30,7 @@ from expmflow.training.evaluation import open_run
 from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
-
-SHOWN_SAMPLES = 2000
+from expmflow.training.units import NATS, usual_unit
 
 
 class OnNonfinite(StrEnum):
@@ -56,7 +59,7 @@ def train(
     processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
     """
     skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
-    config = _with_whole_path(load_config(source, [*(overrides or []), *skipping]))
+    config = _with_whole_paths(load_config(source, [*(overrides or []), *skipping]))
     folder = out or Path("runs") / (source if source in presets() else Path(source).stem)
     expect(not folder.exists() or folder.is_dir(), "--out to be a folder", f"the file {folder}")
     device_named(device)
@@ -64,6 +67,8 @@ def train(
         result(dry_run_text(config, device))
         return
     run = RunFolder(folder)
+    with reading() as told:
+        data = build_data(config.data, Randomness(config.train.seed), told)
     before = _newest_step(run)
     say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")
     try:
@@ -74,54 +79,61 @@ def train(
                 device=device,
                 init_from=init_from,
                 report=report,
-                on_samples=_drawing(config, run),
+                on_samples=_drawing(config, data, run),
                 on_step=on_step,
+                data=data,
             )
     except KeyboardInterrupt:
         step = _newest_step(run)
         say(f"Interrupted: saved at step {step} in {folder}." if step else "Interrupted: nothing to save yet.")
         raise typer.Exit(INTERRUPTED) from None
     if speaks():
-        _conclude(run)
+        _conclude(run, data)
 
 
-def _with_whole_path(config: Config) -> Config:
+def _with_whole_paths(config: Config) -> Config:
     """A run finds its data again from any folder."""
-    path = config.data.path
-    if path is None:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"path": path.absolute()})})
+    given = {"path": config.data.path, "dir": config.data.dir}
+    whole = {name: path.expanduser().absolute() for name, path in given.items() if path is not None}
+    return config.model_copy(update={"data": config.data.model_copy(update=whole)})
 
 
-def _drawing(config: Config, run: RunFolder) -> Callable[[int, Tensor], None]:
+def _draw(path: Path, samples: Tensor, data: Dataset, config: Config) -> None:
+    """A picture of samples, beside as many rows of the data; of a conditional model, a column for each class."""
+    rows = data.train[: len(samples)]
+    columns = class_columns(data.classes if getattr(config.model, "conditional", False) else None, len(samples))
+    write_whole(path, lambda to: draw_samples(to, samples, data=rows, levels=data.levels, columns=columns))
+
+
+def _drawing(config: Config, data: Dataset, run: RunFolder) -> Callable[[int, Tensor], None]:
     """Pictures of the samples that training shows, where there is something to draw them with."""
 
     def draw(step: int, samples: Tensor) -> None:
         with suppress(ImportError):
-            rows = build_data(config.data, Randomness(config.train.seed)).train[: len(samples)]
-            figure = samples_figure(rows, samples)
-            path = run.path / "samples" / f"step-{step:08d}.png"
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, lambda temporary: save_figure(figure, temporary))
+            _draw(run.path / "samples" / f"step-{step:08d}.png", samples, data, config)
 
     return draw
 
 
-def _conclude(run: RunFolder) -> None:
+def _conclude(run: RunFolder, data: Dataset) -> None:
     """The best validation, a picture where there is something to draw it with, and what to do next."""
     records = run.read_metrics()
-    with suppress(ImportError):  # matplotlib belongs to another extra
-        trained = open_run(run.path)
-        rows = trained.data().train[:SHOWN_SAMPLES]
-        figure = samples_figure(rows, trained.sample(len(rows)))
-        write_whole(run.path / "samples.png", lambda temporary: save_figure(figure, temporary))
+    trained = open_run(run.path)
+    try:
+        samples = trained.sample(min(SHOWN[data.train.ndim - 1], len(data.train)))
+        with suppress(ImportError):  # matplotlib belongs to another extra
+            _draw(run.path / "samples.png", samples, data, trained.config)
+    except (NonFiniteError, ConvergenceError) as error:
+        say(f"No picture of samples: {error}")
     values = [r.get("validation_nll", math.nan) for r in records]
     best = min((value for value in values if math.isfinite(value)), default=math.nan)
     step, skipped = max(r["step"] for r in records), max(r.get("skipped", 0) for r in records)
     lost = max(r.get("nonfinite_validations", 0) for r in records)
     note = f" {skipped} steps were skipped." if skipped else ""
     note += f" {lost} validations were not finite." if lost else ""
-    say(f"Done at step {step}: best validation nll {best:.4f} nats.{note}")
+    unit = usual_unit(trained.event_shape)
+    other = "" if unit == NATS else f" ({best * unit.per_nat:.4f} {unit.name})"
+    say(f"Done at step {step}: best validation nll {best:.4f} nats{other}.{note}")
     say(f"Next: expmflow evaluate {run.path}; expmflow report {run.path}")
 
 
