@@ -99,7 +99,7 @@ def test_pixels_of_the_grid_are_the_samples(run: Path, here: Path):
         assert run_command("sample", run, "-n", "6", "--out", name).code == 0
     drawn = np.load("s.npy")
     assert (drawn.dtype, drawn.shape) == (np.uint8, (6, 1, 8, 8))
-    assert (tiles(here / "s.png", 2, 3) == np.rint(drawn[:, 0] * 255 / (LEVELS - 1))).all()
+    assert (tiles(here / "s.png", 2, 3) == np.rint(drawn[:, 0] / (LEVELS - 1) * 255)).all()
 
 
 def test_classes_in_turn_one_column_each(conditional: Path, here: Path):
