@@ -1,13 +1,8 @@
 """The report: its pictures, its tables, and that it needs nothing else."""
 
-import base64
 import math
-import os
 import re
 import shutil
-import struct
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -20,43 +15,7 @@ from expmflow.report.certificates import certificates
 from expmflow.report.figures import samples_figure, save_figure
 from expmflow.report.summary import density, round_trip, summarise
 from expmflow.training.evaluation import Trained, open_run
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-class Page(HTMLParser):
-    """The images' addresses, and the cells of each table by its id or class."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.images: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.links: list[str] = []
-        self._rows: list[list[str]] = []
-        self._open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        known = dict(attrs)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag == "img":
-            self.images.append(known.get("src") or "")
-            assert known.get("alt")
-        if tag == "table":
-            self._rows = self.tables.setdefault(known.get("id") or known.get("class") or "", [])
-        if tag == "tr":
-            self._rows.append([])
-        if tag in ("td", "th"):
-            self._rows[-1].append("")
-        if tag not in ("img", "meta", "link"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if {"td", "th"} & set(self._open):
-            self._rows[-1][-1] += data
+from report_page import CHROMIUM, Page, png_size, shown_widths
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +36,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(run: Path) -> Trained:
     return open_run(run)
-
-
-def png_size(address: str) -> tuple[int, int]:
-    prefix = "data:image/png;base64,"
-    assert address.startswith(prefix)
-    content = base64.b64decode(address.removeprefix(prefix))
-    assert content.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", content[16:24])
-    return width, height
 
 
 def test_one_run_has_its_pictures_and_tables(run: Path):
@@ -185,20 +135,7 @@ def test_figures_of_any_width(tmp_path: Path, columns: int):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 def test_a_browser_shows_it(compared: str, tmp_path: Path):
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'user'}"]
-    script = "window.onload=()=>{document.title=[...document.images].map(i=>i.naturalWidth).join()}"
-    text = compared.replace("</body>", f"<script>{script}</script></body>")
-    (tmp_path / "probed.html").write_text(text, encoding="utf-8")
-    address = (tmp_path / "probed.html").as_uri()
-    done = subprocess.run(
-        [str(CHROMIUM), *flags, "--dump-dom", address],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "HOME": str(tmp_path)},
-    )
-    widths = re.search(r"<title>([\d,]+)</title>", done.stdout)
-    assert widths is not None, done.stderr[-500:]
-    assert len(widths.group(1).split(",")) == 3
-    assert all(int(width) > 300 for width in widths.group(1).split(","))
+    (tmp_path / "report.html").write_text(compared, encoding="utf-8")
+    widths = shown_widths(tmp_path / "report.html", tmp_path)
+    assert len(widths) == 3
+    assert all(width > 300 for width in widths)
