@@ -29,8 +29,8 @@ app = typer.Typer(
 
 EXAMPLES: dict[Callable[..., None], str] = {
     train: "expmflow train moons train.steps=1000 optim.lr=0.001 --out runs/first",
-    evaluate: "expmflow evaluate runs/moons --json",
-    sample: "expmflow sample runs/moons -n 1000 --temperature 0.9 --out samples.npy",
+    evaluate: "expmflow evaluate runs/digits --images 500 --importance-samples 1000",
+    sample: "expmflow sample runs/digits -n 64 --temperature 0.9 --out grid.png",
     score: "expmflow score runs/moons measurements.csv --out scores.csv",
     report: "expmflow report runs/first runs/second --out comparison.html",
     data: "expmflow data measurements.csv",
