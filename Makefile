@@ -8,7 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install
 TORCH := $(shell grep '^torch==' constraints.txt)
-DEMO_EXTRAS := report
+DEMO_EXTRAS := train,report
 ALL_EXTRAS := train,report,graph,peers,dev
 
 DEMO_READY := $(VENV)/.ready-demo
@@ -21,7 +21,7 @@ READY := $(VENV)/.ready
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(DEMO_READY) ## exponentiate the paper's edge filter on a picture; writes runs/demo/terms.png
+demo: $(DEMO_READY) ## train two flows on digits and compare them; writes runs/demo/report.html
 	$(PY) -m expmflow.demo --out runs/demo
 
 # One thread per worker: two workers with two threads each would fight over two cores.

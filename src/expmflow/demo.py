@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from expmflow.cli.console import progress, result, say
-from expmflow.cli.output import save_text
+from expmflow.cli.output import save_text, write_whole
 from expmflow.distributions import bits_per_dim
 from expmflow.distributions.describe import count_parameters
+from expmflow.report.grids import image_grid, save_grid
 from expmflow.report.html import render
 from expmflow.report.summary import summarise
 from expmflow.training.config import Config, parse_config
@@ -32,12 +33,16 @@ from expmflow.training.evaluation import Trained, open_run
 from expmflow.training.importance import importance_estimates
 from expmflow.training.loop import train
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 STEPS = 800
 IMPORTANCE_SAMPLES = 100
+GREY_LEVELS, COLUMNS = 17, 16
 RATES = (0.003, 0.01, 0.03)  # what both could choose from
 MODELS: dict[str, dict[str, Any]] = {
-    "sylvester": {"subflow": "sylvester", "levels": 1, "subflows": 4, "hidden": 56},
-    "coupling": {"subflow": "coupling", "mixing": "1x1", "levels": 1, "subflows": 4, "growth": 16},
+    "sylvester": {"subflow": "sylvester", "levels": 1, "subflows": 6, "hidden": 48},
+    "coupling": {"subflow": "coupling", "mixing": "1x1", "levels": 1, "subflows": 6, "growth": 12},
 }
 CHOSEN = {"sylvester": 0.01, "coupling": 0.01}  # python -m expmflow.demo --choose-rates
 
@@ -60,7 +65,13 @@ def config(model: str, rate: float, steps: int = STEPS) -> Config:
             "data": {"name": "digits"},
             "model": {"kind": "image", **MODELS[model]},
             "optim": {"optimizer": "adamax", "lr": rate, "warmup": 50, "decay": 0.5, "decay_every": 300, "ema": 0.99},
-            "train": {"steps": steps, "batch_size": 64, "validate_every": 100, "checkpoint_every": 200, "log_every": 20},
+            "train": {
+                "steps": steps,
+                "batch_size": 64,
+                "validate_every": 100,
+                "checkpoint_every": 200,
+                "log_every": 20,
+            },
         }
     )
 
@@ -88,6 +99,12 @@ def round_trip(trained: Trained, n: int = 64) -> float:
     assert flow is not None
     z = flow.base.rsample(n, noise=torch.randn(n, *trained.event_shape, generator=torch.Generator().manual_seed(0)))
     return float((flow.encode(flow.decode(z)) - z).abs().max())
+
+
+def samples_grid(opened: Sequence[Trained]) -> Image:
+    """Two lines of test digits, then two of samples for each model."""
+    lines = [opened[0].data().test[: 2 * COLUMNS], *(trained.sample(2 * COLUMNS) for trained in opened)]
+    return image_grid(torch.cat([line.long() for line in lines]), levels=GREY_LEVELS, columns=COLUMNS)
 
 
 def comparison(outcomes: dict[str, Outcome]) -> str:
@@ -124,7 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="example: python -m expmflow.demo --out runs/demo",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="where the runs and the report go")
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of each model (%(default)s)")
+    parser.add_argument("--steps", type=_count, default=STEPS, help="optimizer steps of each model (%(default)s)")
+    parser.add_argument(
+        "--importance-samples", type=_count, default=IMPORTANCE_SAMPLES, help="for each test digit (%(default)s)"
+    )
     parser.add_argument("--choose-rates", action="store_true", help="search the learning rates instead")
     given = parser.parse_args(arguments)
     if given.choose_rates:
@@ -134,11 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in MODELS:
         started = time.perf_counter()
         trained = run(model, given.out / model, steps=given.steps)
-        outcomes[model] = evaluate(trained, time.perf_counter() - started)
+        outcomes[model] = evaluate(trained, time.perf_counter() - started, given.importance_samples)
         opened.append(trained)
+    grid = samples_grid(opened)
+    write_whole(given.out / "samples.png", lambda temporary: save_grid(grid, temporary))
     save_text(given.out / "report.html", render([summarise(trained) for trained in opened]))
     result(comparison(outcomes))
-    say(f"report in {given.out / 'report.html'}, samples in {given.out / 'samples.png'}")
+    say(f"report in {given.out / 'report.html'}; test digits, then samples of each, in {given.out / 'samples.png'}")
     return 0
 
 
@@ -152,6 +174,12 @@ def _each(advance: Callable[[int], None]) -> Callable[[int], None]:
         last = number
 
     return step
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"Expected a whole number of at least 1; got {text!r}.")
+    return int(text)
 
 
 def _with_error(values: Tensor) -> str:
