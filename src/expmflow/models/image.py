@@ -22,6 +22,8 @@ from expmflow.nn import DenseNet
 
 Subflow = Literal["sylvester", "coupling"]
 Mixing = Literal["1x1", "convexp", "convexp-skew"]
+BaseKind = Literal["standard", "gaussian"]
+Dequantization = Literal["uniform", "variational"]
 
 
 def image_flow(
@@ -36,8 +38,8 @@ def image_flow(
     hidden: int = 96,
     actnorm: bool = True,
     mixing_last: bool = False,
-    base: Literal["standard", "gaussian"] = "gaussian",
-    dequantization: Literal["uniform", "variational"] = "uniform",
+    base: BaseKind = "gaussian",
+    dequantization: Dequantization = "uniform",
     dequantization_subflows: int = 4,
     conditional: bool = False,
     grey_levels: int = 256,
@@ -69,15 +71,26 @@ def image_flow(
         torch.Size([5])
     """
     expect(len(event_shape) == 3, "images of shape (C, h, w)", event_shape)
-    for name, value in (("levels", levels), ("subflows", subflows)):
+    for name, value in (
+        ("levels", levels),
+        ("subflows", subflows),
+        ("dequantization_subflows", dequantization_subflows),
+    ):
         expect_count(value, name)
-    expect(subflow in get_args(Subflow), f"subflow to be one of {', '.join(get_args(Subflow))}", repr(subflow))
-    expect(mixing in get_args(Mixing), f"mixing to be one of {', '.join(get_args(Mixing))}", repr(mixing))
+    for name, kind, known in (
+        ("subflow", subflow, get_args(Subflow)),
+        ("mixing", mixing, get_args(Mixing)),
+        ("base", base, get_args(BaseKind)),
+        ("dequantization", dequantization, get_args(Dequantization)),
+    ):
+        expect(kind in known, f"{name} to be one of {', '.join(known)}", repr(kind))
     channels, height, width = event_shape
     factor = 2**levels
     fits = height % factor == 0 and width % factor == 0
     expect(fits, f"images whose height and width {factor} divides, for {levels} levels", f"{height} × {width}")
     expect(conditional == (classes is not None), "classes for a conditional model only", classes)
+    if classes is not None:
+        expect_count(classes, "classes")
     context = classes or 0
 
     def coupling(channels: int) -> T.AffineCoupling:
