@@ -61,15 +61,22 @@ def _graphs(config: DataConfig, randomness: Randomness) -> Dataset:
 def resolve(config: Config, data: Dataset) -> Config:
     """The config with what follows from the data filled in, or a `ConfigError` if model and data do not fit."""
     kind = KINDS.get(len(data.event_shape))
+    if kind is None:
+        raise ConfigError(f"Expected data of vectors, graphs or images; got events of {len(data.event_shape)} axes.")
     if config.model.kind != kind:
         raise ConfigError(
             f"Expected a model of kind {kind} for the data {config.data.name}; got model.kind={config.model.kind}."
         )
     if config.model.kind != "image":
+        if config.data.flip:
+            raise ConfigError("Expected data.flip=false for data that are no images; got true.")
         return config
-    known = {"grey_levels": data.levels, "classes": data.classes if config.model.conditional else None}
+    levels = config.model.grey_levels if data.levels is None else data.levels
+    known = {"grey_levels": levels, "classes": data.classes if config.model.conditional else None}
     if config.model.conditional and not data.classes:
         raise ConfigError("Expected data with classes for model.conditional=true; got none.")
+    if config.model.classes is not None and not config.model.conditional:
+        raise ConfigError("Expected model.conditional=true for model.classes; got false.")
     for key, value in known.items():
         given = getattr(config.model, key)
         if given not in (None, value):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from expmflow.models.graph import GraphNetworks
-from expmflow.models.image import Mixing, Subflow
+from expmflow.models.image import BaseKind, Dequantization, Mixing, Subflow
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -78,8 +78,8 @@ class ImageModelConfig(_Section):
     hidden: Positive = Field(96, description="channels inside a Sylvester layer")
     actnorm: bool = Field(True, description="an ActNorm before each subflow")
     mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
-    base: Literal["standard", "gaussian"] = Field("gaussian", description="fixed or learned means and deviations")
-    dequantization: Literal["uniform", "variational"] = "uniform"
+    base: BaseKind = Field("gaussian", description="fixed or learned means and deviations")
+    dequantization: Dequantization = "uniform"
     dequantization_subflows: Positive = 4
     conditional: bool = Field(False, description="learn a density for each class of the data")
     grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
@@ -220,6 +220,10 @@ def _problem(entry: Any) -> str:
         return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {tag!r}{_nearest(tag, MODELS)}"
     given = repr(entry["input"])
     given = given if len(given) <= 80 else f"{given[:77]}..."
+    if entry["type"] == "union_tag_not_found":  # no word, or not even a section to look for it in
+        if isinstance(entry["input"], Mapping):
+            return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {entry['input'].get('kind')!r}"
+        return f"{place}: input should be a section, got {given}"
     return f"{place}: {entry['msg'][0].lower()}{entry['msg'][1:]}, got {given}"
 
 
