@@ -62,7 +62,7 @@ WEIGHTED = draw("weighted", BATCH, 4, 4).abs()
 WEIGHTED = WEIGHTED + WEIGHTED.mT
 DIRECTED = (draw("directed", 4, 4) > 0).to(F64)
 NOT_A_GRAPH = [
-    None,
+    "a word",
     torch.zeros(5, 5, dtype=F64),
     torch.zeros(2, 4, 4, dtype=F64),
     -PATH,

@@ -249,7 +249,7 @@ def _():
         (4, 2),
         context=(TRIANGLES, MASK),
         wrong_event=(4, 3),
-        wrong_contexts=[None, (TRIANGLES, MASK[:2])],
+        wrong_contexts=["a word", (TRIANGLES, MASK[:2])],
         culprit="ActNorm|GraphConvExp|AffineCoupling",
     )
 
