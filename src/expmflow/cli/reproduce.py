@@ -39,9 +39,11 @@ def reproduce(
 
     Each row is a run of its own below --runs; its result goes into --results at once, with its weights beside it.
     """
-    rows = [row for row in graph.table_rows(preset) if not only or any(row.name.startswith(name) for name in only)]
-    known = ", ".join(row.name for row in graph.table_rows(preset))
-    expect(bool(rows), f"--only to begin the name of a row ({known})", ", ".join(only or []))
+    table_rows = graph.table_rows(preset)
+    known = ", ".join(row.name for row in table_rows)
+    strange = [name for name in only or [] if not any(row.name.startswith(name) for row in table_rows)]
+    expect(not strange, f"--only to begin the name of a row ({known})", ", ".join(strange))
+    rows = [row for row in table_rows if not only or any(row.name.startswith(name) for name in only)]
     table = results / (f"{experiment.value}.json" if preset is Preset.paper else f"{experiment.value}-{preset}.json")
     weights = table.with_suffix("")
     done = {graph.Row(r["data"], r["model"], r["seed"]).name for r in graph.load_results(table)}
@@ -62,7 +64,7 @@ def reproduce(
                 last = number
 
             found = graph.run_row(row, preset, runs / experiment.value / preset, weights, threads=threads, on_step=step)
-        graph.save_results(table, [*graph.load_results(table), found])
+        graph.save_results(table, [*graph.load_results(table), found], preset)
         say(f"{row.name}: {found['nats_per_node']:.4f} nats per node (paper {found['paper']:.2f})")
     if not dry_run:
         say(f"The table is in {table.with_suffix('.md')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from expmflow.data import DataError
 from expmflow.data.graphs import MIXTURES
 from expmflow.experiments.table import markdown_table
 from expmflow.training.config import Config, parse_config
@@ -119,42 +121,58 @@ def _seconds(records: Iterable[dict[str, Any]]) -> Iterator[float]:
             before = record["step"]
 
 
-def save_results(path: Path, found: list[dict[str, Any]]) -> None:
+@functools.cache
+def entropies() -> dict[str, float]:
+    """Of the four data sets, in nats per node."""
+    return {name: mixture.entropy() for name, mixture in MIXTURES.items()}
+
+
+def save_results(path: Path, found: list[dict[str, Any]], preset: str) -> None:
     """`path` with the rows, sorted, and the table beside it as Markdown."""
     order = {row.name: k for k, row in enumerate(table_rows("paper"))}
     found = sorted(found, key=lambda r: order[Row(r["data"], r["model"], r["seed"]).name])
-    write_json(path, {"rows": found, "entropy": {name: round(m.entropy(), 4) for name, m in MIXTURES.items()}})
-    write_text(path.with_suffix(".md"), results_text(found))
+    write_json(path, {"rows": found, "entropy": {name: round(value, 4) for name, value in entropies().items()}})
+    write_text(path.with_suffix(".md"), results_text(found, preset))
 
 
 def load_results(path: Path) -> list[dict[str, Any]]:
     """The rows that are there already."""
-    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        names = [Row(r["data"], r["model"], r["seed"]).name for r in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"Expected the rows of a table in {path}; got: {type(error).__name__}: {error}.") from None
+    strange = set(names) - {row.name for row in table_rows("paper")}
+    if strange:
+        raise DataError(f"Expected rows of the table in {path}; got {', '.join(sorted(strange))}.")
+    return rows
 
 
-def results_text(found: list[dict[str, Any]]) -> str:
+def results_text(found: list[dict[str, Any]], preset: str) -> str:
     """The table as Markdown."""
     header = ["data", "model", "seed", "entropy", "paper", "ours", "above entropy", "steps", "seconds", "command"]
-    entropies = {name: mixture.entropy() for name, mixture in MIXTURES.items()}
     rows = [
         [
             r["data"],
             r["model"],
             str(r["seed"]),
-            f"{entropies[r['data']]:.3f}",
+            f"{entropies()[r['data']]:.3f}",
             f"{r['paper']:.2f} ± {r['paper_error']:.3f}",
             f"{r['nats_per_node']:.4f} ± {r['standard_error']:.4f}",
-            f"{r['nats_per_node'] - entropies[r['data']]:.3f}",
+            f"{r['nats_per_node'] - entropies()[r['data']]:.3f}",
             f"{r['steps']:,}",
             f"{r['training_seconds']:,}",
             f"`{r['command']}`",
         ]
         for r in found
     ]
+    threads = " or ".join(str(count) for count in sorted({r["threads"] for r in found})) or "1"
     return (
         "# Graph flows: negative log-likelihood in nats per node\n\n"
-        "Batches of 256 new graphs; Adam at 2e-4, times 0.1 every 15,000 steps; the test is on graphs of its own, and "
-        "our ± is its standard error (the paper's is that of three runs). The paper names no optimizer and prints a "
-        "learning rate of 2^-4. Seconds are those of training, on one thread, beside other work.\n\n"
-        + markdown_table(header, rows)
+        f"Batches of 256 new graphs; Adam at 2e-4, times 0.1 every {PRESETS[preset]['decay_every']:,} steps; the test "
+        "is on graphs of its own, and our ± is its standard error (the paper's is that of three runs). The paper names "
+        "no optimizer and prints a learning rate of 2^-4. Seconds are those of training, with threads: "
+        f"{threads}; beside other work.\n\n" + markdown_table(header, rows)
     )
