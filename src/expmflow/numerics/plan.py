@@ -13,6 +13,7 @@ exp(A) = exp(A/s)^s, each factor by T terms of its series. With ‖A‖ ≤ ρ a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +25,7 @@ from expmflow._validation import expect, expect_type
 _ROUNDINGS_PER_PRODUCT = 1.5
 _DEFAULT_TOL = {torch.float64: 1e-14, torch.float32: 1e-6}
 _MAX_TERMS = 200
+_FEW = 64
 # the sizes ρ/s of a step that are worth trying: beyond 32 cancellation eats every digit of float64
 _STEP_SIZES = tuple(32.0 * 0.985**i for i in range(480))
 
@@ -115,11 +117,10 @@ def _exp(x: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _plan(norm: float, tol: float, unit: float, log_norm: float) -> SeriesPlan:
-    candidates = sorted({max(1, math.ceil(norm / size)) for size in _STEP_SIZES} | set(range(1, 65)))
     tol = max(tol, unit)
     while True:
         best: SeriesPlan | None = None
-        for steps in candidates:
+        for steps in _candidates(norm):
             if best is not None and steps >= best.products:
                 break
             most = _MAX_TERMS if best is None else (best.products - 1) // steps
@@ -133,3 +134,9 @@ def _plan(norm: float, tol: float, unit: float, log_norm: float) -> SeriesPlan:
         if best is not None:
             return best
         tol *= 2
+
+
+def _candidates(norm: float) -> Iterator[int]:
+    """Numbers of steps, from few to many; the search seldom gets beyond the first ones."""
+    yield from range(1, _FEW + 1)
+    yield from sorted({steps for size in _STEP_SIZES if (steps := math.ceil(norm / size)) > _FEW})

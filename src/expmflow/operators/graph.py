@@ -148,14 +148,14 @@ class GraphConvOperator(LinearOperator):
         if self.graph.is_symmetric():
             # block-diagonal in Â's eigenbasis, blocks θ0 + λθ1 with |λ| ≤ radius, and a norm is convex in λ
             radius = self._radius()
-            return max(_norm(theta0 + radius * theta1), _norm(theta0 - radius * theta1), key=float)
+            return _norm(torch.stack([theta0 + radius * theta1, theta0 - radius * theta1]))
         return _norm(theta0) + self.graph.norm_bound() * _norm(theta1)
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():
             radius = self._radius()
-            bound = max(_log_norm(theta0 + radius * theta1), _log_norm(theta0 - radius * theta1), key=float)
+            bound = _log_norm(torch.stack([theta0 + radius * theta1, theta0 - radius * theta1]))
         else:
             bound = _log_norm(theta0) + self.graph.norm_bound() * _norm(theta1)
         padded = self.mask is not None and not bool(self.mask.all())

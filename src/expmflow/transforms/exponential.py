@@ -265,7 +265,7 @@ class GraphConvExp(Exponential):
 
     def operator(self, context: Any = None) -> GraphConvOperator:
         adjacency, mask = split_graph(context)
-        theta0, theta1 = _at_most_one(self.theta0), _at_most_one(self.theta1)
+        theta0, theta1 = _at_most_one(torch.stack([self.theta0, self.theta1])).unbind()
         if self.max_neighbours is not None:
             theta0 = theta0 / self.max_neighbours
         else:
@@ -295,8 +295,8 @@ class GraphConvExp(Exponential):
             check_adjacency(adjacency, mask)
 
 
-def _at_most_one(theta: Tensor) -> Tensor:
-    return theta / torch.linalg.matrix_norm(theta, ord=2).clamp_min(1)
+def _at_most_one(thetas: Tensor) -> Tensor:
+    return thetas / torch.linalg.matrix_norm(thetas, ord=2, keepdim=True).clamp_min(1)
 
 
 def _largest_degree(adjacency: Tensor, mask: Tensor | None) -> Tensor:
