@@ -184,7 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Exponentiate the paper's edge filter on a picture, invert it, and draw the terms.",
         epilog="example: python -m expmflow.experiments.feature_maps --out runs/feature-maps",
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/feature-maps"), help="folder for terms.png (default: runs/feature-maps)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/feature-maps"), help="folder for terms.png (default: runs/feature-maps)"
+    )
     out: Path = parser.parse_args(arguments).out
     try:
         expect(not out.exists() or out.is_dir(), "--out to be a folder", f"the file {out}")
