@@ -230,6 +230,20 @@ def test_scores_tell_what_is_unlike_the_training_data(run: Path, tmp_path: Path)
     assert lenient.out == (tmp_path / "scores.csv").read_text().replace(",1\n", ",0\n", 1)
 
 
+def test_several_tables_are_told_apart(run: Path, tmp_path: Path):
+    near, far = tmp_path / "near.csv", tmp_path / "far.csv"
+    near.write_text("0,1\n0.5,0.25\n")
+    far.write_text("60,-60\n")
+    outcome = run_command("score", run, near, far, "--reference", near, "--json")
+    found = json.loads(outcome.out)
+    assert [(row["file"], row["row"], row["flagged"]) for row in found["rows"]] == [
+        (str(near), 1, 0),
+        (str(near), 2, 0),
+        (str(far), 1, 1),
+    ]
+    assert json.loads(run_command("score", run, far, "--reference", near, "--json").out)["auroc"]["typicality"] == 1
+
+
 @pytest.mark.parametrize("quantile", ["0.5", "0.9"])
 def test_the_quantile_is_of_the_training_rows(run: Path, tmp_path: Path, quantile: str):
     from expmflow.training.evaluation import open_run
