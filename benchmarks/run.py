@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import exponential
+import graph_models
+import image_models
 import inverses
 import layers
 import sparse
@@ -30,6 +32,8 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "heat": sparse.heat,
     "graphs": sparse.convolution,
     "memory": sparse.memory,
+    "imagemodels": image_models.training_step,
+    "graphmodels": graph_models.training_step,
 }
 
 

@@ -1,0 +1,119 @@
+"""A training step of a whole image flow, against the same model in plain PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from expmflow import transforms as T
+from expmflow.models import image_flow
+from plain_image import Conv1x1, ConvExp, Coupling, PlainImageFlow
+from timing import medians, table
+
+BATCH = 32
+EVENT = (3, 32, 32)
+MIXINGS = ("1x1", "convexp")
+
+
+def training_step(rounds: int) -> str:
+    """Forward, backward and optimizer: time and memory, and that both compute the same."""
+    rows = []
+    for mixing in MIXINGS:
+        ms = medians({name: step(make(mixing)) for name, make in MODELS.items()}, rounds)
+        peaks = {name: peak(name, mixing) for name in MODELS}
+        rows.append(
+            [
+                mixing,
+                *(f"{ms[name]:.0f}" for name in MODELS),
+                f"**{ms['ours'] / ms['plain']:.2f}**",
+                *(f"{peaks[name]:.0f}" for name in MODELS),
+                f"**{peaks['ours'] / peaks['plain']:.2f}**",
+                f"{difference(mixing):.1e}",
+            ]
+        )
+    header = ["mixing", "plain, ms", "ours, ms", "ratio", "plain, MiB", "ours, MiB", "ratio", "same weights, off by"]
+    return table(header, rows)
+
+
+def ours(mixing: str) -> nn.Module:
+    """The model of the presets cifar10-anchor-*."""
+    return image_flow(
+        EVENT,
+        subflow="coupling",
+        mixing=mixing,  # type: ignore[arg-type]
+        levels=2,
+        subflows=4,
+        growth=32,
+        depth=2,
+        actnorm=False,
+        mixing_last=True,
+        base="standard",
+    )
+
+
+MODELS: dict[str, Callable[[str], nn.Module]] = {"plain": PlainImageFlow, "ours": ours}
+
+
+def step(model: nn.Module) -> Callable[[], None]:
+    """One step of training on images of noise."""
+    optimizer = torch.optim.Adamax(model.parameters(), lr=1e-3)
+    x = torch.randint(256, (BATCH, *EVENT), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def once() -> None:
+        optimizer.zero_grad()
+        (-model(x).mean()).backward()
+        optimizer.step()
+
+    return once
+
+
+def difference(mixing: str) -> float:
+    """The largest relative difference of log-likelihoods in evaluation, when the plain model has our weights."""
+    torch.manual_seed(0)
+    mine, plain = ours(mixing), PlainImageFlow(mixing)
+    x, noise = torch.randint(256, (BATCH, *EVENT), dtype=torch.uint8), torch.rand(BATCH, *EVENT)
+    with torch.no_grad():
+        for parameter in mine.parameters():  # the networks' outputs start at zero, where any two models agree
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        for _ in range(20):  # until the norm constraints have settled
+            mine(x, noise=noise)
+        couplings = [*_all(plain.levels[0].layers, Coupling), *_all(plain.levels[1], Coupling), plain.levels[0].prior]
+        for coupling, original in zip(couplings, _all(mine, T.AffineCoupling), strict=True):
+            for copy, parameter in zip(coupling.parameters(), original.parameters(), strict=True):
+                copy.copy_(parameter)
+        for copy, original in zip(_all(plain, Conv1x1), _all(mine, T.Conv1x1), strict=True):
+            copy.weight.copy_(original.matrix())
+        for copy, original in zip(_all(plain, ConvExp), _all(mine, T.ConvExp), strict=True):
+            copy.weight.copy_(original.kernel)
+        plain(x, noise=noise)  # one power iteration, which finds no norm to reduce
+        a, b = mine.eval()(x, noise=noise), plain.eval()(x, noise=noise)
+    return float(((a - b).abs() / b.abs()).max())
+
+
+def _all(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def peak(name: str, mixing: str) -> float:
+    """What the peak of a process's memory grows by in three steps, in MiB."""
+    done = subprocess.run([sys.executable, __file__, name, mixing], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def _peak() -> float:
+    """Of this program alone: `ru_maxrss` would begin with the peak of the one that started it."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+
+
+if __name__ == "__main__":  # a process of its own for `peak`
+    _, name, mixing = sys.argv
+    once, before = step(MODELS[name](mixing)), _peak()
+    for _ in range(3):
+        once()
+    print(_peak() - before)

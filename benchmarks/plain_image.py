@@ -1,0 +1,208 @@
+"""A small image flow as one writes it at first, in plain PyTorch: what the package's own is measured against.
+
+CIFAR-10, uniform dequantization; two levels, each a squeeze and four couplings, with a mixing layer before the first
+and after each. The model of the presets cifar10-anchor-*, with nothing of the package in it.
+
+python -m benchmarks.plain_image train --mixing 1x1 --seed 0 --data .data
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LEVELS, SUBFLOWS, GROWTH, DEPTH = 2, 4, 32, 2
+TERMS_TRAINING, TERMS_EVALUATION = 6, 13  # as the paper's authors do
+COEFF = 0.9
+
+
+class DenseLayer(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 1)
+        self.conv2 = nn.Conv2d(channels, GROWTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.conv2(F.relu(self.conv1(x))))
+        return torch.cat([x, h], dim=1)
+
+
+class Network(nn.Module):
+    """1×1, a gated DenseNet in residual, and a 1×1 from zero."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(in_channels, GROWTH, 1)
+        self.dense = nn.Sequential(*(DenseLayer(GROWTH * (i + 1)) for i in range(DEPTH)))
+        self.gate = nn.Conv2d(GROWTH * (DEPTH + 1), 3 * GROWTH, 1)
+        self.last = nn.Conv2d(GROWTH, out_channels, 1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        a, b, c = self.gate(self.dense(h)).chunk(3, dim=1)
+        return self.last(h + a + b * torch.sigmoid(c))
+
+
+class Coupling(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.net = Network(channels // 2, channels)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x1, x2 = x.chunk(2, dim=1)
+        s, t = self.net(x1).chunk(2, dim=1)
+        log_scale = 2 * torch.tanh(s / 2)
+        z = torch.cat([x1, x2 * torch.exp(log_scale) + t], dim=1)
+        return z, log_scale.sum(dim=(1, 2, 3))
+
+
+class Conv1x1(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linalg.qr(torch.randn(channels, channels))[0])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = F.conv2d(x, self.weight[:, :, None, None])
+        return z, x.shape[2] * x.shape[3] * torch.linalg.slogdet(self.weight)[1]
+
+
+class ConvExp(nn.Module):
+    """The exponential of a 3×3 convolution, by a fixed number of terms of its series.
+
+    The convolution's norm on the image is kept below 0.9 by one power iteration per training step.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(channels, channels, 3, 3) / (9 * channels))
+        self.register_buffer("v", torch.empty(0))
+
+    def kernel(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                if self.v.numel() == 0:
+                    self.v = F.normalize(torch.randn_like(x[:1]), dim=(1, 2, 3))
+                u = F.conv2d(self.v, self.weight, padding=1)
+                self.v = F.normalize(F.conv_transpose2d(u, self.weight, padding=1), dim=(1, 2, 3))
+        sigma = F.conv2d(self.v, self.weight, padding=1).norm()
+        return self.weight * (COEFF / sigma.clamp(min=COEFF))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kernel = self.kernel(x)
+        product = z = x
+        for i in range(1, (TERMS_TRAINING if self.training else TERMS_EVALUATION) + 1):
+            product = F.conv2d(product, kernel, padding=1) / i
+            z = z + product
+        return z, x.shape[2] * x.shape[3] * kernel[:, :, 1, 1].trace()
+
+
+class Level(nn.Module):
+    def __init__(self, channels: int, mixing: str, last: bool) -> None:
+        super().__init__()
+
+        def mix() -> list[nn.Module]:
+            return [Conv1x1(channels)] if mixing == "1x1" else [Conv1x1(channels), ConvExp(channels)]
+
+        layers = mix()
+        for _ in range(SUBFLOWS):
+            layers += [Coupling(channels), *mix()]
+        self.layers = nn.ModuleList(layers)
+        self.prior = None if last else Coupling(channels)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What goes on to the next level, what leaves here, and the log-determinant."""
+        x = F.pixel_unshuffle(x, 2)
+        total = x.new_zeros(x.shape[0])
+        for layer in self.layers:
+            x, logdet = layer(x)
+            total = total + logdet
+        if self.prior is None:
+            return x, None, total
+        x, logdet = self.prior(x)
+        x, z = x.chunk(2, dim=1)
+        return x, z, total + logdet
+
+
+class PlainImageFlow(nn.Module):
+    """log p of integer images, `(batch, 3, h, w)`, with uniform noise added: `(batch,)`."""
+
+    def __init__(self, mixing: str) -> None:
+        super().__init__()
+        channels, levels = 3, []
+        for k in range(LEVELS):
+            levels.append(Level(4 * channels, mixing, last=k == LEVELS - 1))
+            channels = 2 * channels
+        self.levels = nn.ModuleList(levels)
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        size = x[0].numel()
+        h = x.float()
+        h = (h + (torch.rand_like(h) if noise is None else noise) - 128) / 256
+        result = h.new_full((len(h),), -size * math.log(256))
+        for level in self.levels:
+            h, z, logdet = level(h)
+            result = result + logdet
+            if z is not None:
+                result = result + log_normal(z)
+        return result + log_normal(h)
+
+
+def log_normal(z: Tensor) -> Tensor:
+    return (-0.5 * (z**2 + math.log(2 * math.pi))).sum(dim=(1, 2, 3))
+
+
+def train(mixing: str, seed: int, folder: Path, steps: int, images: int) -> None:
+    from expmflow.data import load_images
+
+    torch.manual_seed(seed)
+    data = load_images("cifar10", folder=folder, generator=torch.Generator())
+    model = PlainImageFlow(mixing)
+    optimizer = torch.optim.Adamax(model.parameters(), lr=1e-3)
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 100))
+    per_bit = data.train[0].numel() * math.log(2)
+    start, order = time.perf_counter(), torch.empty(0, dtype=torch.int64)
+    for step in range(1, steps + 1):
+        if len(order) < 32:
+            order = torch.randperm(len(data.train))
+        chosen, order = order[:32], order[32:]
+        x = data.train[chosen]
+        x = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x)
+        loss = -model(x).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        warmup.step()
+        if step % 50 == 0 or step == steps:
+            seconds = (time.perf_counter() - start) / step
+            print(f"step {step}: {loss.item() / per_bit:.3f} bits per dimension, {seconds:.3f} s per step", flush=True)
+    model.eval()
+    with torch.no_grad():
+        nll = torch.cat([-model(batch) for batch in data.test[:images].split(100)])
+    print(f"{mixing}, seed {seed}, {steps} steps: {nll.mean().item() / per_bit:.4f} bits per dimension on {len(nll)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("command", choices=["train"])
+    parser.add_argument("--mixing", choices=["1x1", "convexp"], default="1x1")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, default=Path(".data"), help="the folder with cifar-10-batches-bin")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--images", type=int, default=2000, help="test images to measure on, the first ones")
+    parser.add_argument("--threads", type=int, default=None)
+    arguments = parser.parse_args()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    train(arguments.mixing, arguments.seed, arguments.data, arguments.steps, arguments.images)
+
+
+if __name__ == "__main__":
+    main()
