@@ -20,6 +20,7 @@ from expmflow.distributions import (
 )
 from expmflow.nn import DenseNet
 
+TRAINING_TOL = 2e-4  # of the exponentials between couplings: six terms, as the authors train with
 Subflow = Literal["sylvester", "coupling"]
 Mixing = Literal["1x1", "convexp", "convexp-skew"]
 BaseKind = Literal["standard", "gaussian"]
@@ -148,5 +149,6 @@ def variational_dequantization(channels: int, *, subflows: int = 4, growth: int 
 def _mix(mixing: Mixing, channels: int) -> list[T.Transform]:
     """The layers that mix channels, and points."""
     if mixing == "1x1":
-        return [T.Conv1x1(channels)]
-    return [T.Conv1x1(channels), T.ConvExp(channels, skew=mixing == "convexp-skew")]
+        return [T.Conv1x1(channels, "free")]
+    exponential = T.ConvExp(channels, skew=mixing == "convexp-skew", training_tol=TRAINING_TOL)
+    return [T.Conv1x1(channels, "free"), exponential]

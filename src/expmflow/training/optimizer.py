@@ -11,9 +11,9 @@ from expmflow.training.config import OptimConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam or Adamax over all parameters."""
+    """Adam or Adamax over all parameters; a model of many small ones is moved in a few large sweeps."""
     kinds = {"adam": torch.optim.Adam, "adamax": torch.optim.Adamax}
-    return kinds[config.optimizer](model.parameters(), lr=config.lr, betas=config.betas)
+    return kinds[config.optimizer](model.parameters(), lr=config.lr, betas=config.betas, foreach=True)
 
 
 def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
