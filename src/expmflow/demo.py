@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 STEPS = 800
 IMPORTANCE_SAMPLES = 100
 GREY_LEVELS, COLUMNS = 17, 16
-RATES = (0.003, 0.01, 0.03)  # what both could choose from
+RATES = (0.003, 0.01, 0.03, 0.1)  # what both could choose from
 MODELS: dict[str, dict[str, Any]] = {
     "sylvester": {"subflow": "sylvester", "levels": 1, "subflows": 6, "hidden": 48},
     "coupling": {"subflow": "coupling", "mixing": "1x1", "levels": 1, "subflows": 6, "growth": 12},
 }
-CHOSEN = {"sylvester": 0.01, "coupling": 0.01}  # python -m expmflow.demo --choose-rates
+CHOSEN = {"sylvester": 0.1, "coupling": 0.03}  # python -m expmflow.demo --choose-rates
 
 
 @dataclass(frozen=True)
