@@ -65,6 +65,8 @@ def test_every_command_can_be_tried(command: str, run: Path, tmp_path: Path, mon
         assert re.match(r"about [\d.e-]+ s", found["time"])
     if command == "report":
         assert found["run"].endswith(f"{run}; its data: moons; {parameters} parameters")
+        assert re.match(r"about [\d.]+ [kM]?B, ", found["memory"])
+        assert re.match(r"about [\d.e-]+ s", found["time"])
     assert contents(run) == before
     assert list(tmp_path.iterdir()) == [tmp_path / "t.csv"]
 

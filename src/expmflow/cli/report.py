@@ -10,10 +10,12 @@ import typer
 from expmflow._validation import expect
 from expmflow.cli.console import progress, result, say
 from expmflow.cli.dry_run import DryRun, described, parameters, reads
+from expmflow.cli.measure import Estimate, estimate, size_text, time_text
 from expmflow.cli.output import save_text
 from expmflow.report.html import render
-from expmflow.report.summary import summarise
-from expmflow.training.evaluation import open_run
+from expmflow.report.summary import SHOWN_ROWS, summarise, tested_rows
+from expmflow.training.evaluation import Trained, open_run
+from expmflow.training.sampling import LARGEST_SAMPLE
 from expmflow.training.shipped import place_beside
 
 
@@ -36,7 +38,12 @@ def report(
     target = out or (place_beside(opened[0].folder.path) if len(runs) == 1 else Path()) / "report.html"
     if dry_run:
         read = {f"run {k}": f"{reads(t)}; {parameters(t.model)} parameters" for k, t in enumerate(opened, start=1)}
-        result(described({**read, "writes": str(target)}))
+        costs = [_cost(trained) for trained in opened]
+        taken = {
+            "memory": f"about {size_text(max(cost.bytes for cost in costs))}, for the largest batch",
+            "time": f"about {time_text(sum(cost.seconds for cost in costs))}, for likelihoods and samples",
+        }
+        result(described({**read, "writes": str(target), **taken}))
         return
     with progress("reporting", len(opened)) as advance:
         summaries = []
@@ -46,3 +53,15 @@ def report(
         page = render(summaries)
     save_text(target, page)
     say(f"report in {target}")
+
+
+def _cost(trained: Trained) -> Estimate:
+    """Of what takes most of the time: likelihoods of test rows, and samples."""
+    rows, labels = tested_rows(trained, trained.data())
+
+    def likelihoods(n: int) -> object:
+        return trained.log_likelihoods(rows[:n], labels=None if labels is None else labels[:n])
+
+    parts = [estimate(likelihoods, len(rows), trained.batch_size)]
+    parts.append(estimate(lambda n: trained.sample(n), SHOWN_ROWS[trained.kind], LARGEST_SAMPLE))
+    return Estimate(sum(part.seconds for part in parts), max(part.bytes for part in parts))

@@ -96,7 +96,7 @@ class Summary:
 def summarise(trained: Trained) -> Summary:
     """Measure a run: likelihoods, samples, certificates, round trips, timings; of images and graphs, on a part."""
     data = trained.data()
-    tested, labels = _tested(trained, data)
+    tested, labels = tested_rows(trained, data)
     started = time.perf_counter()
     log_prob = trained.log_likelihoods(tested, labels=labels)
     likelihood_seconds = (time.perf_counter() - started) / len(tested)
@@ -135,7 +135,7 @@ def summarise(trained: Trained) -> Summary:
     )
 
 
-def _tested(trained: Trained, data: Dataset) -> tuple[Tensor, Tensor | None]:
+def tested_rows(trained: Trained, data: Dataset) -> tuple[Tensor, Tensor | None]:
     """The rows that a report measures, and their labels where the model wants them."""
     part = 2 if len(data.test) else 0
     most = TESTED_ROWS[trained.kind]
