@@ -103,9 +103,15 @@ def _series_vjp(
         for i in range(plan.terms, 0, -1):
             if with_parameters:
                 _accumulate(totals, op.parameter_vjp(terms.pop(), a), 1 / (plan.steps * i))
-            a = torch.add(grad, adjoint(a), alpha=1 / (plan.steps * i))
+            a = _add_scaled(grad, adjoint(a), 1 / (plan.steps * i))
         grad = a
     return grad, totals
+
+
+def _add_scaled(total: Tensor, more: Tensor, factor: float) -> Tensor:
+    if torch.compiler.is_compiling():  # inductor makes one product of a sum and a matrix product, and forgets alpha
+        return total + more * factor
+    return torch.add(total, more, alpha=factor)
 
 
 def _with_strides(grad: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -119,4 +125,4 @@ def _accumulate(totals: list[Tensor | None], grads: tuple[Tensor | None, ...], f
     for k, grad in enumerate(grads):
         if grad is not None:
             total = totals[k]
-            totals[k] = grad * factor if total is None else torch.add(total, grad, alpha=factor)
+            totals[k] = grad * factor if total is None else _add_scaled(total, grad, factor)
