@@ -96,7 +96,8 @@ def evaluate(trained: Trained, seconds: float, samples: int = IMPORTANCE_SAMPLES
 def round_trip(trained: Trained, n: int = 64) -> float:
     """The largest |z − encode(decode(z))| over samples."""
     flow = trained.flow
-    assert flow is not None
+    if flow is None:
+        raise ValueError(f"Expected a flow for a round trip; got {type(trained.model).__name__}.")
     z = flow.base.rsample(n, noise=torch.randn(n, *trained.event_shape, generator=torch.Generator().manual_seed(0)))
     return float((flow.encode(flow.decode(z)) - z).abs().max())
 

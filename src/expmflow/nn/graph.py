@@ -47,12 +47,7 @@ class GraphNetwork(nn.Module):
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` is a graph of the nodes of `x`, with weights that are not negative."""
-        adjacency, mask = split_graph(context)
-        sparse = isinstance(adjacency, Tensor) and adjacency.layout != torch.strided
-        expect(not sparse, "a dense adjacency", "a sparse one")
-        check_graph(adjacency, mask, x)
-        if adjacency is not None:
-            check_adjacency(adjacency, mask)
+        check_dense_graph(context, x)
 
 
 def split_graph(context: Any) -> tuple[Any, Any]:
@@ -72,6 +67,16 @@ def node_mask(context: Any) -> Tensor | None:
     """Which nodes are real, `(batch, N)`, where the context says so."""
     mask = context[1] if isinstance(context, tuple) and len(context) == 2 else None
     return mask if isinstance(mask, Tensor) else None
+
+
+def check_dense_graph(context: Any, x: Tensor) -> None:
+    """Raise unless `context` is a graph of the nodes of `x`, not sparse, with weights that are not negative."""
+    adjacency, mask = split_graph(context)
+    sparse = isinstance(adjacency, Tensor) and adjacency.layout != torch.strided
+    expect(not sparse, "a dense adjacency", "a sparse one")
+    check_graph(adjacency, mask, x)
+    if adjacency is not None:
+        check_adjacency(adjacency, mask)
 
 
 def check_graph(adjacency: Any, mask: Any, x: Tensor) -> None:

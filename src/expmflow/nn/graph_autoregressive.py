@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect_count
 from expmflow.nn.autoregressive import HEADS, check_gamma, gated_tanh, start_near_identity
-from expmflow.nn.graph import check_graph, resolve_graph, split_graph
+from expmflow.nn.graph import check_dense_graph, resolve_graph, split_graph
 from expmflow.nn.masked import MaskedLinear
 from expmflow.nn.messages import sum_messages
 from expmflow.nn.precision import network_precision
-from expmflow.operators.adjacency import check_adjacency
 
 UNITS_PER_BLIND_UNIT = 8  # units that know no feature serve the first one only, for which they count neighbours
 
@@ -66,12 +65,7 @@ class GraphInner(nn.Module):
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` is a graph of the nodes of `x`."""
-        adjacency, mask = split_graph(context)
-        sparse = isinstance(adjacency, Tensor) and adjacency.layout != torch.strided
-        expect(not sparse, "a dense adjacency", "a sparse one")
-        check_graph(adjacency, mask, x)
-        if adjacency is not None:
-            check_adjacency(adjacency, mask)
+        check_dense_graph(context, x)
 
     def context_rows(self, context: Any, rows: Any) -> Any:
         """The graphs of some rows of the batch; an adjacency `(N, N)` is shared by all, however many there are."""

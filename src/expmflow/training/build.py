@@ -32,8 +32,7 @@ def build_data(config: DataConfig, randomness: Randomness, progress: Progress | 
         return split(two_moons(config.samples, randomness.generator("moons")), config.validation, config.test)
     if config.name in ("table", "images") and config.path is None:
         raise DataError(f"Expected data.path, where the {config.name} data is; got none.")
-    if config.name == "table":
-        assert config.path is not None
+    if config.name == "table" and config.path is not None:
         table = load_table(config.path)
         rows = table.rows[torch.randperm(len(table.rows), generator=randomness.generator("split"))]
         return replace(split(rows, config.validation, config.test), names=table.names)
