@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 from expmflow.nn import DenseNet, dense_layers
-from expmflow.nn.dense_layers import gated_dense
+from expmflow.nn.context import offset
+from expmflow.nn.dense_layers import dense_network
 from transform_registry import draw, randomise
 
-GROWTH = 3
 
-
-def arguments(depth: int, batch: int = 2, size: tuple[int, int] = (4, 5), dtype=torch.float64) -> list[Tensor]:
-    """h and the weights of all layers, each with a gradient."""
-    shapes = [(GROWTH * 3, GROWTH * (depth + 1), 1, 1), (GROWTH * 3,)]
+def arguments(depth: int, batch: int = 2, size: tuple[int, int] = (4, 5), growth: int = 3) -> list[Tensor]:
+    """x and the weights of all layers, each with a gradient."""
+    shapes = [(growth * 3, growth * (depth + 1), 1, 1), (growth * 3,), (4, growth, 1, 1), (4,)]
     for i in reversed(range(depth)):
-        width = GROWTH * (i + 1)
-        shapes = [(width, width, 1, 1), (width,), (GROWTH, width, 3, 3), (GROWTH,), *shapes]
-    given = [draw("h", batch, GROWTH, *size), *(draw(f"weight {k}", *shape) for k, shape in enumerate(shapes))]
-    return [t.to(dtype).requires_grad_() for t in given]
+        width = growth * (i + 1)
+        shapes = [(width, width, 1, 1), (width,), (growth, width, 3, 3), (growth,), *shapes]
+    shapes = [(growth, 2, 1, 1), (growth,), *shapes]
+    given = [draw("x", batch, 2, *size), *(draw(f"weight {k}", *shape) / 2 for k, shape in enumerate(shapes))]
+    return [t.requires_grad_() for t in given]
 
 
 def gradients(function, given: list[Tensor]) -> tuple[Tensor, ...]:
@@ -34,14 +34,14 @@ def gradients(function, given: list[Tensor]) -> tuple[Tensor, ...]:
 def test_one_matrix_is_the_formula(depth, batch, size, layout):
     given = arguments(depth, batch, size)
     given[0] = given[0].detach().to(memory_format=layout).requires_grad_()
-    found, expected = gradients(gated_dense, given), gradients(dense_layers._formula, given)
+    found, expected = gradients(dense_network, given), gradients(dense_layers._formula, given)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
 
 
 def test_gradients_by_finite_differences():
     given = arguments(2, 1, (3, 3))
-    assert torch.autograd.gradcheck(gated_dense, given)
-    assert torch.autograd.gradgradcheck(gated_dense, given, fast_mode=True)
+    assert torch.autograd.gradcheck(dense_network, given)
+    assert torch.autograd.gradgradcheck(dense_network, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("needed", [(0,), (1,), (0, 4), (-1,)])
@@ -49,7 +49,7 @@ def test_gradients_of_some_arguments_only(needed):
     given = [t.detach() for t in arguments(2)]
     leaves = [given[k].requires_grad_() for k in needed]
     for create_graph in (False, True):
-        found = torch.autograd.grad(gated_dense(*given).square().sum(), leaves, create_graph=create_graph)
+        found = torch.autograd.grad(dense_network(*given).square().sum(), leaves, create_graph=create_graph)
         expected = torch.autograd.grad(dense_layers._formula(*given).square().sum(), leaves)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
 
@@ -57,7 +57,7 @@ def test_gradients_of_some_arguments_only(needed):
 def test_nothing_received_is_written_to():
     given = arguments(2)
     before = [t.detach().clone() for t in given]
-    out = gated_dense(*given)
+    out = dense_network(*given)
     direction = draw("direction", *out.shape)
     out.backward(direction)
     assert all(torch.equal(old, new) for old, new in zip(before, given, strict=True))
@@ -80,7 +80,7 @@ def test_function_transforms():
 
 def test_half_is_kept_for_the_backward_pass():
     def kept(function) -> int:
-        given = arguments(2)
+        given = arguments(2, growth=32)
         sizes = {t.data_ptr(): 0 for t in given}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -91,4 +91,17 @@ def test_half_is_kept_for_the_backward_pass():
             function(*given)
         return sum(sizes.values())
 
-    assert kept(gated_dense) <= 0.6 * kept(dense_layers._formula)
+    assert kept(dense_network) <= 0.65 * kept(dense_layers._formula)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4, 5)], ids=["vectors", "images"])
+def test_a_context_is_added_to_the_first_features(shape):
+    net = DenseNet(2, 4, growth=5, context_channels=3).double()
+    randomise(net)
+    x, context = draw("x", 2, 2, 4, 5), draw("context", *shape)
+    h = net.first(x) + offset(net.context, context, x.ndim)
+    layers = [part for layer in net.layers for part in (layer[0], layer[2])]
+    others = [tensor for part in (*layers, net.gate, net.last) for tensor in (part.weight, part.bias)]
+    same = torch.eye(5, dtype=h.dtype)[..., None, None]
+    expected = dense_layers._formula(h, same, torch.zeros(5, dtype=h.dtype), *others)
+    torch.testing.assert_close(net(x, context), expected, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The layers of a DenseNet as one function: all of them write into one matrix, so that nothing is concatenated."""
+"""A DenseNet as one function: its layers write into one matrix, so that nothing is concatenated."""
 
 from __future__ import annotations
 
@@ -10,76 +10,86 @@ from torch import Tensor
 
 from expmflow.nn.fused import must_record, recorded_vjp, transformed
 
+LEAD = 8  # columns before the features, so that these start at a multiple of the processor's vectors; the last is 1
 
-def gated_dense(h: Tensor, *weights: Tensor) -> Tensor:
-    """h + a + b·σ(c) with (a, b, c) a 1×1 of h and of what all the layers add to it: `(batch, growth, *n)`.
+
+def dense_network(x: Tensor, *weights: Tensor) -> Tensor:
+    """W (h + a + b·σ(c)), h a 1×1 of x, and (a, b, c) a 1×1 of h and of what all the layers add to it.
 
     On the CPU, channels are last in memory: a 1×1 is a matrix product then, and what a layer adds are a few columns of
-    the matrix that the next ones read. For the backward pass about half of what autograd would keep is kept.
+    the matrix that the next ones read. A column of ones makes each bias a row of its weight. For the backward pass
+    about half of what autograd would keep is kept.
 
     Args:
-        h: `(batch, growth, *n)`.
-        weights: of each layer the 1×1 and the 3×3, then the gate; of each its weight and its bias.
+        x: `(batch, channels, h, w)`.
+        weights: of the first 1×1; of each layer the 1×1 and the 3×3; of the gate (a, b, c) and of the last 1×1; of each
+            its weight and its bias.
     """
-    if h.device.type != "cpu" or must_record(h, *weights):
-        return _formula(h, *weights)
-    return _GatedDense.apply(h, *weights)
+    if x.device.type != "cpu" or must_record(x, *weights):
+        return _formula(x, *weights)
+    return _DenseNetwork.apply(x, *weights)
 
 
-def _formula(h: Tensor, *weights: Tensor) -> Tensor:
+def _formula(x: Tensor, *weights: Tensor) -> Tensor:
     """By operations that autograd knows."""
-    dense = h
-    for mix, mix_bias, conv, conv_bias in _layers(weights):
+    (first, first_bias), layers, (gate, gate_bias), (last, last_bias) = _parts(weights)
+    dense = h = F.conv2d(x, first, first_bias)
+    for mix, mix_bias, conv, conv_bias in layers:
         inside = F.relu(F.conv2d(dense, mix, mix_bias))
         dense = torch.cat([dense, F.relu(F.conv2d(inside, conv, conv_bias, padding=1))], dim=1)
-    a, b, c = F.conv2d(dense, weights[-2], weights[-1]).chunk(3, dim=1)
-    return h + a + b * torch.sigmoid(c)
+    a, b, c = F.conv2d(dense, gate, gate_bias).chunk(3, dim=1)
+    return F.conv2d(h + a + b * torch.sigmoid(c), last, last_bias)
 
 
-def _layers(weights: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    return [weights[i : i + 4] for i in range(0, len(weights) - 2, 4)]
+def _parts(weights: tuple[Tensor, ...]) -> tuple[Any, list[Any], Any, Any]:
+    """Of the first 1×1, of each layer, of the gate, of the last 1×1."""
+    return weights[:2], [weights[i : i + 4] for i in range(2, len(weights) - 4, 4)], weights[-4:-2], weights[-2:]
 
 
-class _GatedDense(torch.autograd.Function):
+class _DenseNetwork(torch.autograd.Function):
     """Matrices have a row per point and a column per channel."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, *weights: Tensor) -> Tensor:
-        growth, layers, insides = h.shape[1], _layers(weights), []
-        dense = h.new_empty(h[:, 0].numel(), growth * (len(layers) + 1))
-        dense[:, :growth] = _matrix(h)
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        (first, first_bias), layers, (gate, gate_bias), (last, last_bias) = _parts(weights)
+        growth, insides = len(first), []
+        dense = x.new_empty(x[:, 0].numel(), LEAD + growth * (len(layers) + 1))
+        one, h = F.pad(first_bias, (1, 0), value=1), F.pad(first.flatten(1), (0, 0, 1, 0))
+        torch.addmm(one, _matrix(x), h.T, out=dense[:, _known(growth, 0)])
         for i, (mix, mix_bias, conv, conv_bias) in enumerate(layers):
-            known, new = dense[:, : growth * (i + 1)], dense[:, growth * (i + 1) : growth * (i + 2)]
-            insides.append(torch.addmm(mix_bias, known, mix.flatten(1).T).relu_())
-            added = F.conv2d(_image(insides[-1], h), conv, conv_bias, padding=1)
-            torch.clamp_min(_matrix(added), 0, out=new)
-        gate, bias = weights[-2].flatten(1), weights[-1]
-        gated = torch.addmm(bias[growth:], dense, gate[growth:].T)
-        out = torch.addmm(dense[:, :growth], dense, gate[:growth].T).add_(bias[:growth]).add_(F.glu(gated, 1))
-        ctx.save_for_backward(h, *weights, dense, gated, *insides)
-        return _image(out, h)
+            insides.append(torch.mm(dense[:, _known(growth, i)], _with_bias(mix, mix_bias).T).relu_())
+            added = F.conv2d(_image(insides[-1], x), conv, conv_bias, padding=1)
+            torch.clamp_min(_matrix(added), 0, out=dense[:, _columns(growth, i + 1)])
+        gated = torch.mm(dense[:, LEAD - 1 :], _with_residual(gate, gate_bias, growth).T)
+        body, b, c = gated.split(growth, dim=1)
+        body.addcmul_(b, c.sigmoid_())
+        ctx.save_for_backward(x, *weights, dense, gated, *insides)
+        return _image(torch.addmm(last_bias, body, last.flatten(1).T), x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.needs_input_grad)
-        (h, *weights), (dense, gated, *insides) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        (x, *weights), (dense, gated, *insides) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled() or transformed(grad):
-            return recorded_vjp(_formula, (h, *weights), ctx.needs_input_grad, grad)
-        growth, gate = h.shape[1], weights[-2].flatten(1)
-        back = _matrix(grad)
-        to_gated = torch.ops.aten.glu_backward(back, gated, 1)
-        to_gate = gate.new_empty(gate.shape)
-        torch.mm(back.T, dense, out=to_gate[:growth])
-        torch.mm(to_gated.T, dense, out=to_gate[growth:])
-        found = [torch.cat([back.sum(0), to_gated.sum(0)]), to_gate.view_as(weights[-2])]  # the last first
-        to_dense = torch.mm(to_gated, gate[growth:]).addmm_(back, gate[:growth])
-        to_dense[:, :growth] += back
-        for i, (mix, _, conv, _) in reversed(list(enumerate(_layers(tuple(weights))))):
-            known, new = slice(growth * (i + 1)), slice(growth * (i + 1), growth * (i + 2))
-            through = torch.ops.aten.threshold_backward(to_dense[:, new], dense[:, new], 0)
+            return recorded_vjp(_formula, (x, *weights), ctx.needs_input_grad, grad)
+        (first, _), layers, (gate, gate_bias), (last, _) = _parts(tuple(weights))
+        growth, back = len(first), _matrix(grad)
+        body, b, sigmoid = gated.split(growth, dim=1)
+        found = [back.sum(0), (back.T @ body).view_as(last)]  # the last first
+        to_gated = torch.empty_like(gated)
+        to_body, to_b, to_c = to_gated.split(growth, dim=1)
+        torch.mm(back, last.flatten(1), out=to_body)
+        torch.mul(to_body, sigmoid, out=to_b)
+        torch.mul(to_body, b, out=to_c)
+        torch.ops.aten.sigmoid_backward.grad_input(to_c, sigmoid, grad_input=to_c)
+        found += _without_bias(to_gated.T @ dense[:, LEAD - 1 :], gate)
+        to_dense = torch.mm(to_gated, _with_residual(gate, gate_bias, growth)[:, 1:])
+        for i, (mix, _, conv, _) in reversed(list(enumerate(layers))):
+            new = slice(growth * (i + 1), growth * (i + 2))
+            through = torch.ops.aten.threshold_backward(to_dense[:, new], dense[:, _columns(growth, i + 1)], 0)
             inside, to_conv, to_conv_bias = torch.ops.aten.convolution_backward(
-                _image(through, h),
-                _image(insides[i], h),
+                _image(through, x),
+                _image(insides[i], x),
                 conv,
                 [growth],
                 stride=[1, 1],
@@ -91,9 +101,38 @@ class _GatedDense(torch.autograd.Function):
                 output_mask=[True, True, True],
             )
             back = torch.ops.aten.threshold_backward(_matrix(inside), insides[i], 0)
-            found += [to_conv_bias, to_conv, back.sum(0), (back.T @ dense[:, known]).view_as(mix)]
-            to_dense[:, known].addmm_(back, mix.flatten(1))
-        return _image(to_dense[:, :growth], h), *reversed(found)
+            found += [to_conv_bias, to_conv, *_without_bias(back.T @ dense[:, _known(growth, i)], mix)]
+            to_dense[:, : growth * (i + 1)].addmm_(back, mix.flatten(1))
+        to_h = to_dense[:, :growth]
+        found += [to_h.sum(0), (to_h.T @ _matrix(x)).view_as(first)]
+        return _image(to_h @ first.flatten(1), x), *reversed(found)
+
+
+def _columns(growth: int, i: int) -> slice:
+    """Where the features of layer i are, counted from the first 1×1."""
+    return slice(LEAD + growth * i, LEAD + growth * (i + 1))
+
+
+def _known(growth: int, i: int) -> slice:
+    """One, and the features that layer i reads."""
+    return slice(LEAD - 1, LEAD + growth * (i + 1))
+
+
+def _with_bias(weight: Tensor, bias: Tensor) -> Tensor:
+    """The matrix whose first column is the bias."""
+    return torch.cat([bias[:, None], weight.flatten(1)], dim=1)
+
+
+def _without_bias(matrix: Tensor, like: Tensor) -> list[Tensor]:
+    """The gradients of the bias and of the weight out of that of the matrix of both."""
+    return [matrix[:, 0], matrix[:, 1:].reshape(like.shape)]
+
+
+def _with_residual(gate: Tensor, bias: Tensor, growth: int) -> Tensor:
+    """The gate's matrix, bias first, that gives (h + a, b, c)."""
+    matrix = _with_bias(gate, bias)
+    matrix[:growth, 1 : growth + 1].diagonal().add_(1)
+    return matrix
 
 
 def _matrix(image: Tensor) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from expmflow._validation import expect_count
-from expmflow.nn.context import check_context, offset
-from expmflow.nn.dense_layers import gated_dense
+from expmflow.nn.context import check_context
+from expmflow.nn.dense_layers import dense_network
 
 
 class DenseNet(nn.Module):
@@ -43,12 +44,12 @@ class DenseNet(nn.Module):
             nn.init.zeros_(self.last.bias)
 
     def forward(self, x: Tensor, context: Any = None) -> Tensor:
-        h = self.first(x)
+        layers = [part for layer in self.layers for part in (layer[0], layer[2])]  # type: ignore[index]
+        convolutions = (self.first, *layers, self.gate, self.last)
+        weights = [tensor for convolution in convolutions for tensor in (convolution.weight, convolution.bias)]
         if self.context is not None:
-            h = h + offset(self.context, context, h.ndim)
-        convolutions = [part for layer in self.layers for part in (layer[0], layer[2])]  # type: ignore[index]
-        weights = [tensor for conv in (*convolutions, self.gate) for tensor in (conv.weight, conv.bias)]
-        return self.last(gated_dense(h, *weights))
+            x, *weights[:2] = _with_context(x, context, self.first, self.context)
+        return dense_network(x, *weights)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` fits beside `x`."""
@@ -60,3 +61,10 @@ class _DenseLayer(nn.Sequential):
         super().__init__(
             nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, growth, 3, padding=1), nn.ReLU()
         )
+
+
+def _with_context(x: Tensor, context: Tensor, first: nn.Conv2d, linear: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+    """The context as more channels, and the weight and bias of a first 1×1 that reads them."""
+    told = context.reshape(*context.shape, *(1,) * (x.ndim - context.ndim)).expand(-1, -1, *x.shape[2:])
+    weight = torch.cat([first.weight, linear.weight[..., None, None]], dim=1)
+    return torch.cat([x, told], dim=1), weight, first.bias + linear.bias  # type: ignore[operator]
