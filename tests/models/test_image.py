@@ -20,6 +20,7 @@ from expmflow.distributions import (
 )
 from expmflow.distributions.describe import count_parameters
 from expmflow.models import image_flow
+from expmflow.models.image import cosines, haar
 from expmflow.training.build import build_model
 from expmflow.training.config import load_config
 from transform_registry import draw, settle
@@ -272,3 +273,21 @@ class TestRefusals:
         """The base knows the shape, where the layers would do with it."""
         with pytest.raises(ValueError, match="Expected"):
             made()(images(event, 17))
+
+
+def test_the_first_mixing_layer_tells_coarse_from_fine():
+    x = draw("image", 2, 3, 8, 8)
+    squeezed, _ = T.Squeeze()(x)
+    for colours in (False, True):
+        start = haar(12, colours=colours).double()
+        torch.testing.assert_close(start @ start.T, torch.eye(12, dtype=F64), rtol=0, atol=1e-6)
+        coarse = torch.einsum("oi,bihw->bohw", start, squeezed)[:, :3]
+        images = cosines(3).double() if colours else torch.eye(3, dtype=F64)
+        averages = 2 * torch.nn.functional.avg_pool2d(torch.einsum("oi,bihw->bohw", images, x), 2)
+        torch.testing.assert_close(coarse, averages, rtol=0, atol=1e-6)
+    flat = torch.einsum("oi,bihw->bohw", haar(12, colours=True).double(), T.Squeeze()(torch.ones_like(x))[0])
+    assert float(flat[:, 1:].abs().max()) < 1e-6  # a grey wall has one average, and no contrasts
+    model = image_flow((3, 8, 8), subflow="coupling", growth=4, subflows=2)
+    first, second, *_ = (layer for layer in model.modules() if isinstance(layer, T.Conv1x1))
+    torch.testing.assert_close(first.matrix(), haar(12, colours=True))
+    assert float((second.matrix() - haar(12, colours=True)).norm().detach()) > 1

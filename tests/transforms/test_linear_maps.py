@@ -47,10 +47,25 @@ def test_a_1x1_convolution_starts_as_a_rotation(parametrization):
 
 
 @pytest.mark.parametrize("parametrization", ["lu", "free"])
-def test_a_1x1_convolution_is_its_matrix_at_every_point(parametrization):
+def test_a_1x1_convolution_starts_where_it_is_told(parametrization):
+    start = draw("start", 4, 4)
+    layer = T.Conv1x1(4, parametrization, start=start)
+    torch.testing.assert_close(layer.matrix().detach(), start, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        start.zero_()
+    assert float(layer.matrix().detach().norm()) > 1
+    with pytest.raises(ValueError, match=r"Expected a start that can be inverted; got a singular matrix\."):
+        T.Conv1x1(4, parametrization, start=start)
+    with pytest.raises(ValueError, match=r"Expected a start of shape \(3, 3\); got \(4, 4\)\."):
+        T.Conv1x1(3, parametrization, start=start)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("parametrization", ["lu", "free"])
+def test_a_1x1_convolution_is_its_matrix_at_every_point(parametrization, layout):
     layer = T.Conv1x1(3, parametrization).double()
     randomise(layer)
-    x, w = draw("image", 2, 3, 4, 5), layer.matrix()
+    x, w = draw("image", 2, 3, 4, 5).contiguous(memory_format=layout), layer.matrix()
     expected = torch.einsum("oi,bihw->bohw", w, x)
     torch.testing.assert_close(layer(x)[0], expected)
     torch.testing.assert_close(layer.inverse_matrix() @ w, torch.eye(3, dtype=F64), rtol=0, atol=1e-12)

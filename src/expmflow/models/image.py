@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from expmflow import transforms as T
 from expmflow._validation import expect, expect_count
@@ -109,7 +110,8 @@ def image_flow(
                 layers.append(T.ConvSylvester(channels, hidden, context_channels=context))
                 layers += [T.Flip()] if k + 1 < subflows else []
             else:
-                layers += [*_mix(mixing, channels), coupling(channels)]
+                start = haar(channels, colours=number == 1) if k == 0 else None
+                layers += [*_mix(mixing, channels, start), coupling(channels)]
         if mixing_last and subflow == "coupling":
             layers += _mix(mixing, channels)
         if number < levels:
@@ -146,9 +148,26 @@ def variational_dequantization(channels: int, *, subflows: int = 4, growth: int 
     return VariationalDequantization(T.Chain(layers(4 * channels)), told)
 
 
-def _mix(mixing: Mixing, channels: int) -> list[T.Transform]:
+def _mix(mixing: Mixing, channels: int, start: Tensor | None = None) -> list[T.Transform]:
     """The layers that mix channels, and points."""
+    matrix = T.Conv1x1(channels, "free", start=start)
     if mixing == "1x1":
-        return [T.Conv1x1(channels, "free")]
-    exponential = T.ConvExp(channels, skew=mixing == "convexp-skew", training_tol=TRAINING_TOL)
-    return [T.Conv1x1(channels, "free"), exponential]
+        return [matrix]
+    return [matrix, T.ConvExp(channels, skew=mixing == "convexp-skew", training_tol=TRAINING_TOL)]
+
+
+def haar(channels: int, *, colours: bool = False) -> Tensor:
+    """The rotation of squeezed channels to the averages of the 2 × 2 points, then their three kinds of differences.
+
+    A first mixing layer that starts so tells coarse from fine; with `colours` also their average from their contrasts.
+    """
+    points = torch.kron(cosines(2), cosines(2))
+    images = cosines(channels // 4) if colours else torch.eye(channels // 4)
+    return torch.einsum("ip,cd->icdp", points, images).reshape(channels, channels)
+
+
+def cosines(n: int) -> Tensor:
+    """The orthogonal matrix of the discrete cosine transform: the average first, then finer and finer contrasts."""
+    k = torch.arange(n)
+    rows = torch.cos(torch.pi / n * (k + 0.5) * k[:, None])
+    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)

@@ -59,20 +59,21 @@ class ChannelMix(Transform):
 
 
 def mix(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """`matrix` applied to the axis `dim`."""
-    if dim == 1 and x.ndim == 4:
+    """`matrix` applied to the axis `dim`: a product of matrices where that axis is last in memory, else a 1×1."""
+    if dim == 1 and x.ndim == 4 and not (x.device.type == "cpu" and x.stride(1) == 1):
         return F.conv2d(x, matrix[:, :, None, None])
     return (x.movedim(dim, -1) @ matrix.T).movedim(-1, dim)
 
 
 @final
 class Conv1x1(ChannelMix):
-    """A 1×1 convolution with a learned matrix (Kingma and Dhariwal, 2018), started at a random rotation.
+    """A 1×1 convolution with a learned matrix (Kingma and Dhariwal, 2018).
 
     Args:
         channels: C.
         parametrization: `"lu"`, W = P L U with a fixed permutation P, costs nothing to invert; `"free"` is any matrix.
         dim: the axis of the channels: 1 for images, −1 for graphs and vectors.
+        start: the matrix to begin with, not singular; a random rotation if None.
 
     Example:
         >>> z, logdet = T.Conv1x1(3)(torch.randn(2, 3, 8, 8))
@@ -81,15 +82,25 @@ class Conv1x1(ChannelMix):
     permutation: Tensor
     sign: Tensor
 
-    def __init__(self, channels: int, parametrization: Literal["lu", "free"] = "lu", *, dim: int = 1) -> None:
+    def __init__(
+        self,
+        channels: int,
+        parametrization: Literal["lu", "free"] = "lu",
+        *,
+        dim: int = 1,
+        start: Tensor | None = None,
+    ) -> None:
         super().__init__(channels, dim)
         expect(parametrization in ("lu", "free"), "parametrization to be 'lu' or 'free'", repr(parametrization))
         self.parametrization = parametrization
-        rotation, _ = torch.linalg.qr(torch.randn(channels, channels))
+        matrix = torch.linalg.qr(torch.randn(channels, channels))[0] if start is None else start
+        expect(matrix.shape == (channels,) * 2, f"a start of shape {(channels,) * 2}", tuple(matrix.shape))
+        regular = start is None or bool(torch.linalg.slogdet(start)[1].isfinite())
+        expect(regular, "a start that can be inverted", "a singular matrix")
         if parametrization == "free":
-            self.weight = nn.Parameter(rotation.contiguous())  # LAPACK stores columns; safetensors saves rows only
+            self.weight = nn.Parameter(matrix.clone(memory_format=torch.contiguous_format))  # LAPACK stores columns
             return
-        permutation, lower, upper = torch.linalg.lu(rotation)
+        permutation, lower, upper = torch.linalg.lu(matrix)
         diagonal = upper.diagonal()
         self.register_buffer("permutation", permutation.contiguous())
         self.register_buffer("sign", diagonal.sign())

@@ -63,7 +63,8 @@ class AffineCoupling(Transform):
     def _forward(self, x: Tensor, context: Any) -> Output:
         first, second = self._split(x)
         log_scale, shift = self._scale_and_shift(first, second, context)
-        return torch.cat([first, second * log_scale.exp() + shift], dim=self.dim), log_scale.flatten(1).sum(1)
+        moved = torch.addcmul(shift, second, log_scale.exp())
+        return torch.cat([first, moved], dim=self.dim), log_scale.flatten(1).sum(1)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         first, second = self._split(z)
