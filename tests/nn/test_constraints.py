@@ -119,6 +119,20 @@ def test_weights_below_the_limit_are_left_alone(name):
     assert torch.equal(layer.kernel, weight)
 
 
+def test_how_much_of_the_limit_is_used():
+    layer = T.ConvExp(2).double()
+    constraint, weight = layer.parametrizations.kernel[-1], layer.parametrizations.kernel.original
+    for share in (0.0, 0.3, 0.99, 1.01, 5.0):
+        with torch.no_grad():
+            weight.copy_(torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0)))
+            constraint.update(weight, rounds=200)
+            weight.mul_(share * layer.coeff / constraint.norm(weight))
+        kernel = layer.kernel
+        assert constraint.used == pytest.approx(min(1, share))
+        assert (kernel is weight) == (share < 1)  # nothing is computed, and nothing to differentiate
+        assert float(constraint.norm(kernel).detach()) == pytest.approx(min(1, share) * layer.coeff)
+
+
 def test_a_zero_weight_gives_no_nan():
     layer = T.ConvExp(2)
     with torch.no_grad():

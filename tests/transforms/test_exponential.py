@@ -56,9 +56,25 @@ def test_both_directions_meet_a_coarse_tolerance(growth, tol, training):
             assert error(run(x)[0], layer, x, sign) <= tol
 
 
+def test_terms_in_training_follow_the_norm():
+    layer, x = T.ConvExp(2, training_tol=2e-4).double(), draw("x", 4, 2, 6, 6)
+    weight, terms = layer.parametrizations.kernel.original, []
+    for share in (0.02, 0.3, 0.6, 0.95, 2.0):
+        with torch.no_grad():
+            weight.copy_(draw("kernel", 2, 2, 3, 3))
+            layer.parametrizations.kernel[-1].update(weight, rounds=100)
+            weight.mul_(share * layer.coeff / layer.parametrizations.kernel[-1].norm(weight))
+            z, _ = layer.train()(x)
+        assert error(z, layer, x, 1.0) <= 2e-4
+        terms.append(layer.plan(x).terms)
+        with torch.no_grad():
+            assert error(layer.eval()(x)[0], layer, x, 1.0) <= 1e-12  # what `torch.matrix_exp` holds at small norms
+    assert terms == [3, 4, 5, 6, 6]
+
+
 @pytest.mark.parametrize("name", FREE_OF_CONTEXT)
-def test_training_plans_do_not_read_the_weights(name, monkeypatch):
-    """No certified bound, hence no host synchronisation, in a training pass."""
+def test_training_plans_compute_no_bounds(name, monkeypatch):
+    """A certified bound costs as much as a product."""
     case = CASES.ready(name)
 
     def refuse(*args):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._validation import expect
+from expmflow.nn.fused import transformed
 from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 
@@ -43,6 +44,8 @@ class SpectralConstraint(nn.Module):
     right: Tensor
     peak: Tensor
     seen: Tensor
+    used: float = 1.0
+    """σ of the weight that was last seen as a share of `coeff`, at most 1; 1 where it is not known."""
 
     def __init__(self, weight: Tensor, coeff: float, *, samples_per_degree: int = 16, groups: int = 1) -> None:
         super().__init__()
@@ -81,7 +84,17 @@ class SpectralConstraint(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         with torch.autocast(weight.device.type, enabled=False):  # networks may be coarse, their constraints are not
+            if not torch.compiler.is_compiling():
+                self.used = self._share(weight)
+                if self.used < 1:
+                    return weight
             return weight * (self.coeff / self.norm(weight).clamp_min(self.coeff))
+
+    @torch.no_grad()
+    def _share(self, weight: Tensor) -> float:
+        """σ / coeff, at most 1; and 1 where it would have to come from another device, or stands for many numbers."""
+        readable = weight.device.type == "cpu" and not transformed(weight)
+        return min(1.0, float(self.norm(weight)) / self.coeff) if readable else 1.0
 
 
 class PowerConstraint(nn.Module):

@@ -133,9 +133,8 @@ class ConvOperator(LinearOperator):
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         """tr A: every tap's sum over the channels' diagonal, times the number of points that it leads to themselves."""
         sizes = self._event(event_shape)[1:]
-        channels, inputs = self.kernel.shape[:2]
-        index = torch.arange(channels, device=self.kernel.device)
-        taps = self.kernel[index, index % inputs].sum(0)
+        blocks = self.kernel.unflatten(0, (self.groups, -1))
+        taps = blocks.diagonal(dim1=1, dim2=2).sum((0, -1))
         counts = [
             [fixed_points(n, d * (j - k // 2), self.padding) for j in range(k)]
             for n, d, k in zip(sizes, self.dilation, taps.shape, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, final
@@ -31,6 +32,7 @@ from expmflow.transforms.frozen import Frozen
 
 INITIAL_NORM = 1e-2  # near the identity, and far enough from it to learn at once
 MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
+LEAST_USED = 0.25  # a gradient needs a term more than the value, which counts where there are few
 
 
 class Exponential(Transform):
@@ -59,8 +61,13 @@ class Exponential(Transform):
     def operator(self, context: Any = None) -> LinearOperator:
         """The operator A that the layer exponentiates, built from its parameters."""
 
+    constrained: ClassVar[str | None] = None
+    """The parameter whose norm is constrained."""
+
     def update(self, x: Tensor) -> None:
         """Let the norm constraint follow the weights: in training, before the operator is built."""
+        if self.constrained is not None:
+            update_constraint(self, self.constrained, tuple(x.shape[1:]))
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         return self._exponential(x, 1.0, context)
@@ -81,13 +88,22 @@ class Exponential(Transform):
         return z, expanded(sign * op.trace(x.shape[1:]), x)
 
     def plan(self, x: Tensor) -> SeriesPlan | int | None:
-        """The number of terms, where it need not be read off the weights: given, or from `coeff` in training."""
+        """The number of terms, where no bound need be computed: given, or in training, from the constraint."""
         if self.terms is not None:
             return self.terms
         if self.coeff is not None and (self.training or torch.compiler.is_compiling()):
-            tol = self.training_tol if self.training and self.training_tol is not None else self.tol
-            return _plan_for_norm(self.coeff * MARGIN, tol, x.dtype)
+            if self.training and self.training_tol is not None:
+                return _plan_for_norm(self.coeff * self.used() * MARGIN, self.training_tol, x.dtype)
+            return _plan_for_norm(self.coeff * MARGIN, self.tol, x.dtype)
         return None
+
+    def used(self) -> float:
+        """The share of `coeff` that the norm of the operator built last takes up, rounded up; 1 if it is not known."""
+        if self.constrained is None or torch.compiler.is_compiling():
+            return 1.0
+        constraint = self.parametrizations[self.constrained][-1]  # type: ignore[index]
+        share = constraint.used if isinstance(constraint, SpectralConstraint) else 1.0
+        return max(LEAST_USED, math.ceil(16 * share) / 16)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -121,6 +137,7 @@ class LinearExp(Exponential):
     """
 
     weight: Tensor
+    constrained: ClassVar[str | None] = "weight"
 
     def __init__(
         self,
@@ -144,9 +161,6 @@ class LinearExp(Exponential):
     def operator(self, context: Any = None) -> DenseOperator:
         return DenseOperator(self.weight, validate=False)
 
-    def update(self, x: Tensor) -> None:
-        update_constraint(self, "weight", tuple(x.shape[1:]))
-
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
 
@@ -167,7 +181,7 @@ class ConvExp(Exponential):
             the paper's power iteration on the operator at the size of the last training batch.
         tol: the truncation error (follows the dtype if None); or `terms`, a fixed number of terms.
         training_tol: the truncation error in training, where 2e-4 is far below the noise and saves a third of the
-            products; `tol` if None.
+            products, and more while the norm that the constraint follows is still below `coeff`; `tol` if None.
         gradient: `"autograd"` (faster) or `"recompute"` (memory does not grow with the terms).
 
     Example:
@@ -177,6 +191,7 @@ class ConvExp(Exponential):
     """
 
     kernel: Tensor
+    constrained: ClassVar[str | None] = "kernel"
 
     def __init__(
         self,
@@ -222,9 +237,6 @@ class ConvExp(Exponential):
 
     def operator(self, context: Any = None) -> ConvOperator:
         return self._template.rebuild([self.kernel])
-
-    def update(self, x: Tensor) -> None:
-        update_constraint(self, "kernel", tuple(x.shape[1:]))
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         self._template.check_event_shape(event_shape)
