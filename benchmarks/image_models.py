@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,19 +13,22 @@ from torch import nn
 
 from expmflow import transforms as T
 from expmflow.models import image_flow
+from expmflow.training.config import OptimConfig
+from expmflow.training.optimizer import build_optimizer
 from plain_image import Conv1x1, ConvExp, Coupling, PlainImageFlow
-from timing import medians, table
+from timing import in_fresh_processes, medians, table
 
 BATCH = 32
 EVENT = (3, 32, 32)
 MIXINGS = ("1x1", "convexp")
+PROCESSES = 5
 
 
 def training_step(rounds: int) -> str:
-    """Forward, backward and optimizer: time and memory, and that both compute the same."""
-    rows = []
+    """Forward, backward and optimizer: time (medians over fresh processes), memory, and that both compute the same."""
+    rows, runs = [], in_fresh_processes("image_models", "step_times", PROCESSES, rounds)
     for mixing in MIXINGS:
-        ms = medians({name: step(make(mixing)) for name, make in MODELS.items()}, rounds)
+        ms = {name: statistics.median(run[mixing][name] for run in runs) for name in MODELS}
         peaks = {name: peak(name, mixing) for name in MODELS}
         rows.append(
             [
@@ -38,6 +42,11 @@ def training_step(rounds: int) -> str:
         )
     header = ["mixing", "plain, ms", "ours, ms", "ratio", "plain, MiB", "ours, MiB", "ratio", "same weights, off by"]
     return table(header, rows)
+
+
+def step_times(rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each model, for each way of mixing."""
+    return {mixing: medians({name: step(name, mixing) for name in MODELS}, rounds) for mixing in MIXINGS}
 
 
 def ours(mixing: str) -> nn.Module:
@@ -59,9 +68,11 @@ def ours(mixing: str) -> nn.Module:
 MODELS: dict[str, Callable[[str], nn.Module]] = {"plain": PlainImageFlow, "ours": ours}
 
 
-def step(model: nn.Module) -> Callable[[], None]:
-    """One step of training on images of noise."""
-    optimizer = torch.optim.Adamax(model.parameters(), lr=1e-3)
+def step(name: str, mixing: str) -> Callable[[], None]:
+    """One step of training on images of noise, each with the optimizer as one gets it."""
+    model = MODELS[name](mixing)
+    plain = torch.optim.Adamax(model.parameters(), lr=1e-3)
+    optimizer = plain if name == "plain" else build_optimizer(model, OptimConfig(optimizer="adamax"))
     x = torch.randint(256, (BATCH, *EVENT), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
     def once() -> None:
@@ -113,7 +124,7 @@ def _peak() -> float:
 
 if __name__ == "__main__":  # a process of its own for `peak`
     _, name, mixing = sys.argv
-    once, before = step(MODELS[name](mixing)), _peak()
+    once, before = step(name, mixing), _peak()
     for _ in range(3):
         once()
     print(_peak() - before)
