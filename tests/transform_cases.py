@@ -173,6 +173,28 @@ def _():
     )
 
 
+@CASES.add("mixture-coupling")
+def _():
+    net = nn.MLP(2, 3 * (3 * 4 + 2), hidden=(7,), activation="elu")
+    return Case(T.MixtureCoupling(net, 5, components=4), (5,), wrong_event=(4,))
+
+
+@CASES.add("mixture-coupling-one-component")
+def _():
+    return Case(T.MixtureCoupling(nn.DenseNet(1, 5, growth=3), 2, components=1), (2, 2, 3), wrong_event=(3, 2, 2))
+
+
+@CASES.add("mixture-coupling-nodes-context")
+def _():
+    return Case(
+        T.MixtureCoupling(nn.GraphNetwork(1, 2 * (3 * 2 + 2), hidden=6), 3, components=2, dim=-1),
+        (4, 3),
+        context=PATH,
+        wrong_event=(4, 2),
+        wrong_contexts=["a word", torch.zeros(5, 5, dtype=F64)],
+    )
+
+
 @CASES.add("coupling-graph")
 def _():
     return Case(

@@ -22,7 +22,7 @@ ROW = "mog-4-gnf-exp-0"
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    monkeypatch.setattr(graph, "PRESETS", {"laptop": TINY, "paper": TINY})
+    monkeypatch.setattr(graph, "PRESETS", {"laptop": TINY, "paper": TINY, "best": TINY})
     monkeypatch.setattr(build, "DRAWN_GRAPHS", 256)
     monkeypatch.setattr(graph, "entropies", lambda: {"mog-4": 3.632, "mog-9": 4.26, "mog-16": 4.755, "mog-ring": 4.053})
 
@@ -155,6 +155,18 @@ class TestReproduce:
         assert row["seed"] == 2
         assert not (tmp_path / "results" / "graph-laptop.json").exists()
         assert (tmp_path / "results" / "graph" / "mog-4-coupling-2" / "model.safetensors").exists()
+
+    def test_the_best_models_have_a_table_of_their_own(self, tmp_path: Path):
+        assert [row.name for row in graph.table_rows("best")] == [
+            f"{data}-sorted-0" for data in ("mog-4", "mog-ring", "mog-9", "mog-16")
+        ]
+        assert reproduce(tmp_path, "--preset", "best", "--only", "mog-ring").code == 0
+        (row,) = rows(tmp_path, "graph-best")
+        assert (row["model"], row["paper"]) == ("sorted", graph.PAPER["mog-ring"]["gnf-exp"][0])
+        text = (tmp_path / "results" / "graph-best.md").read_text()
+        assert "its best model, gnf-exp" in text
+        assert "Adam at 0.002, times 0.3" in text
+        assert reproduce(tmp_path, "--preset", "best", "--only", "mog-ring").err.startswith("mog-ring-sorted-0: done")
 
 
 class TestDryRun:

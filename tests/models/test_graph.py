@@ -369,7 +369,7 @@ class TestRefusals:
             ({"features": 1}, "features of at least 2"),
             ({"subflows": 0}, "subflows of at least 1"),
             ({"hidden": 0}, "hidden of at least 1"),
-            ({"network": "gcn"}, "network to be one of coupling, gnf, gnf-exp; got 'gcn'"),
+            ({"network": "gcn"}, "network to be one of coupling, gnf, gnf-exp, sorted; got 'gcn'"),
         ],
     )
     def test_models_that_cannot_be(self, arguments, expected):

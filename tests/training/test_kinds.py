@@ -132,7 +132,7 @@ class TestConfig:
 
     def test_a_value_that_is_none_names_those_that_are(self):
         text = self.problems({"kind": "graph", "network": "gcn"})
-        assert "  model.network: input should be 'coupling', 'gnf' or 'gnf-exp', got 'gcn'" in text
+        assert "  model.network: input should be 'coupling', 'gnf', 'gnf-exp' or 'sorted', got 'gcn'" in text
 
     @pytest.mark.parametrize(("kind", "hint"), [("imag", " (did you mean 'image'?)"), ("xyz", "")])
     def test_an_unknown_kind(self, kind, hint):

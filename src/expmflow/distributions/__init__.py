@@ -7,6 +7,7 @@ from expmflow.distributions.dequantization import (
     UniformDequantization,
     VariationalDequantization,
 )
+from expmflow.distributions.exchangeable import Exchangeable
 from expmflow.distributions.flow import Flow, NonFiniteError
 from expmflow.distributions.gaussian import Base, DiagonalGaussian, NodeNormal, StandardNormal
 
@@ -15,6 +16,7 @@ __all__ = [
     "DequantizedFlow",
     "Dequantizer",
     "DiagonalGaussian",
+    "Exchangeable",
     "Flow",
     "NodeNormal",
     "NonFiniteError",

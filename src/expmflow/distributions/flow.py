@@ -97,8 +97,7 @@ class Flow(nn.Module):
             torch.zeros(1, *self.base.event_shape, dtype=like.dtype, device=like.device),  # type: ignore[arg-type]
             None if context is None else context.to(like),  # type: ignore[arg-type]
         )
-        base = f"{type(self.base).__name__} of shape {' × '.join(map(str, self.base.event_shape))}"
-        return f"{table}\nbase: {base}\nparameters in all: {count_parameters(self):,}"
+        return f"{table}\nbase: {self.base.description()}\nparameters in all: {count_parameters(self):,}"
 
     def _told(self, context: Any) -> tuple[Any, ...]:
         """What the base is told."""

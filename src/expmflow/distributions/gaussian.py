@@ -29,6 +29,10 @@ class Base(nn.Module, ABC):
         self.event_shape = tuple(event_shape)
         self.register_buffer("_like", torch.zeros(()), persistent=False)  # follows the module's dtype and device
 
+    def description(self) -> str:
+        """What it is, for people."""
+        return f"{type(self).__name__} of shape {' × '.join(map(str, self.event_shape))}"
+
     @abstractmethod
     def log_prob(self, z: Tensor) -> Tensor:
         """`(batch,)`."""
@@ -41,12 +45,16 @@ class Base(nn.Module, ABC):
         """The shape of one sample."""
         return self.event_shape
 
+    def noise_shape(self, context: Any) -> tuple[int, ...]:
+        """The shape of the noise that one sample is made of."""
+        return self.sample_shape(context)
+
     @final
     def rsample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
         """`(n, *event)`, differentiable in the parameters; `temperature` multiplies the standard deviation."""
         expect_count(n, "the number of samples", at_least=0)
         expect(temperature > 0, "a positive temperature", temperature)
-        shape = (n, *self.sample_shape(context))
+        shape = (n, *self.noise_shape(context))
         if noise is None:
             noise = torch.randn(shape, dtype=self._like.dtype, device=self._like.device)  # type: ignore[arg-type]
         expect(tuple(noise.shape) == shape, f"noise of shape {shape}", tuple(noise.shape))

@@ -8,25 +8,28 @@ from torch import Tensor, nn
 
 from expmflow import transforms as T
 from expmflow._validation import expect, expect_count
-from expmflow.distributions import Flow, NodeNormal
+from expmflow.distributions import Exchangeable, Flow, NodeNormal, StandardNormal
 from expmflow.nn import MLP, GraphNetwork
 
-GraphNetworks = Literal["coupling", "gnf", "gnf-exp"]
+GraphNetworks = Literal["coupling", "gnf", "gnf-exp", "sorted"]
+COMPONENTS = 8  # of the mixtures in a sorted model
 
 
 def graph_flow(
     nodes: int, features: int, *, network: GraphNetworks = "gnf-exp", subflows: int = 3, hidden: int = 64
 ) -> Flow:
-    """Subflows of ActNorm, 1×1 and an affine coupling over the features; the paper's three models.
+    """Subflows of ActNorm, 1×1 and a coupling over the features; the paper's three models, and a better one.
 
     The context is the graph: an adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None for the
-    complete graph. The two graph models are equivariant, and take any number of nodes.
+    complete graph. The two models with graph networks are equivariant, and take any number of nodes.
 
     Args:
         nodes: N; of the graph models, what is sampled where no context says how many nodes there are.
         features: of each node, at least two.
         network: `"coupling"` has MLPs that see the whole graph as one vector, and no context; `"gnf"` graph networks;
-            `"gnf-exp"` a graph convolution exponential before each of these couplings, too.
+            `"gnf-exp"` a graph convolution exponential before each of these couplings, too. `"sorted"` puts the nodes
+            of complete graphs in the order of their first feature, which loses nothing where all orders are as likely,
+            and has mixture couplings of all their features at once.
         subflows: how often.
         hidden: features inside the networks.
 
@@ -42,6 +45,8 @@ def graph_flow(
     expect(
         network in get_args(GraphNetworks), f"network to be one of {', '.join(get_args(GraphNetworks))}", repr(network)
     )
+    if network == "sorted":
+        return _sorted_flow(nodes, features, subflows, hidden)
     kept = features // 2
     layers: list[T.Transform] = []
     for _ in range(subflows):
@@ -52,6 +57,17 @@ def graph_flow(
         net = _FlatMLP(nodes, *sizes, hidden) if network == "coupling" else GraphNetwork(*sizes, hidden=hidden)
         layers.append(T.AffineCoupling(net, features, dim=-1))
     return Flow(T.Chain(layers), NodeNormal((nodes, features)))
+
+
+def _sorted_flow(nodes: int, features: int, subflows: int, hidden: int) -> Flow:
+    size = nodes * features
+    kept = size // 2
+    layers: list[T.Transform] = []
+    for _ in range(subflows):
+        net = MLP(kept, (size - kept) * (3 * COMPONENTS + 2), hidden=(hidden, hidden))
+        layers += [T.ActNorm(size), T.Conv1x1(size), T.MixtureCoupling(net, size, components=COMPONENTS)]
+    ordered = Flow(T.Chain(layers), StandardNormal((size,)))
+    return Flow(T.ActNorm(features, dim=-1), Exchangeable(nodes, features, ordered))
 
 
 class _FlatMLP(nn.Module):

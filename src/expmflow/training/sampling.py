@@ -29,7 +29,7 @@ def draw(
     like, drawn = next(flow.parameters()), []
     for k, start in enumerate(range(0, n, LARGEST_SAMPLE)):
         count = min(LARGEST_SAMPLE, n - start)
-        noise = randomness.noise("normal", (LARGEST_SAMPLE, *flow.base.event_shape), "sample", k)[:count].to(like)
+        noise = randomness.noise("normal", (LARGEST_SAMPLE, *flow.base.noise_shape(None)), "sample", k)[:count].to(like)
         told = None if context is None else context[start : start + count]
         part = flow.sample(count, told, temperature=temperature, noise=noise)
         if isinstance(model, DequantizedFlow):

@@ -4,6 +4,7 @@ from expmflow.transforms.base import Chain, Inverse, Transform
 from expmflow.transforms.conv1x1 import Conv1x1, Householder
 from expmflow.transforms.coupling import AffineCoupling
 from expmflow.transforms.exponential import ConvExp, GraphConvExp, LinearExp
+from expmflow.transforms.mixture import MixtureCoupling
 from expmflow.transforms.multiscale import Split
 from expmflow.transforms.normalize import ActNorm
 from expmflow.transforms.reshape import Flip, Permute, Squeeze
@@ -24,6 +25,7 @@ __all__ = [
     "Householder",
     "Inverse",
     "LinearExp",
+    "MixtureCoupling",
     "Permute",
     "Split",
     "Squeeze",

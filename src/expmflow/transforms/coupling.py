@@ -1,7 +1,8 @@
-"""Affine coupling: one half of the channels scales and shifts the other."""
+"""Couplings: one half of the channels moves the other."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, final
 
 import torch
@@ -14,8 +15,69 @@ from expmflow.transforms.base import Output, Transform
 LARGEST_LOG_SCALE = 2.0
 
 
+class Coupling(Transform):
+    """z₁ = x₁, and z₂ an increasing function of x₂, entry by entry, that net(x₁, context) tells (Dinh et al., 2017).
+
+    Args:
+        net: maps `x₁` (and the context, if one is given) to `numbers` times the channels of `x₂`. The first
+            `channels // 2` channels are `x₁`. `DenseNet`, `MLP` and `GraphNetwork` of `expmflow.nn` fit.
+        channels: C.
+        dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
+        numbers: of each channel of `x₂`, what the function needs.
+    """
+
+    def __init__(self, net: nn.Module, channels: int, *, dim: int, numbers: int) -> None:
+        super().__init__()
+        expect_count(channels, "channels", at_least=2)
+        expect(dim in (1, -1), "the channels on axis 1 or -1", dim)
+        self.net = net
+        self.channels = channels
+        self.dim = dim
+        self.numbers = numbers
+
+    @abstractmethod
+    def _move(self, x: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+        """z₂ and log dz₂/dx₂, entry by entry, of x₂ and `(numbers, *shape of x₂)`."""
+
+    @abstractmethod
+    def _move_back(self, z: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+        """x₂ and log dx₂/dz₂."""
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        found = event_shape[0 if self.dim == 1 else -1]
+        expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        check = getattr(self.net, "check_context", None)
+        if check is not None:
+            check(context, x)
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        first, second = self._split(x)
+        moved, slope = self._move(second, self._told(first, second, context))
+        return torch.cat([first, moved], dim=self.dim), slope.flatten(1).sum(1)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        first, second = self._split(z)
+        moved, slope = self._move_back(second, self._told(first, second, context))
+        return torch.cat([first, moved], dim=self.dim), slope.flatten(1).sum(1)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = self.channels // 2
+        first, second = x.split([kept, self.channels - kept], dim=self.dim)
+        return first, second
+
+    def _told(self, first: Tensor, second: Tensor, context: Any) -> Tensor:
+        with network_precision(first.device.type):
+            out = self.net(first) if context is None else self.net(first, context)
+        out = out.to(first.dtype)
+        wanted = self.numbers * second.shape[self.dim]
+        self._expect(out.shape[self.dim] == wanted, f"{wanted} channels from the network", out.shape[self.dim])
+        return out.unflatten(self.dim, (self.numbers, -1)).movedim(self.dim if self.dim == 1 else -2, 0)
+
+
 @final
-class AffineCoupling(Transform):
+class AffineCoupling(Coupling):
     """z₁ = x₁, z₂ = x₂ · e^s + t, with (s, t) = net(x₁, context) and s bounded by 2 tanh(·/2) (Dinh et al., 2017).
 
     Args:
@@ -30,43 +92,17 @@ class AffineCoupling(Transform):
     """
 
     def __init__(self, net: nn.Module, channels: int, *, dim: int = 1) -> None:
-        super().__init__()
-        expect_count(channels, "channels", at_least=2)
-        expect(dim in (1, -1), "the channels on axis 1 or -1", dim)
-        self.net = net
-        self.channels = channels
-        self.dim = dim
+        super().__init__(net, channels, dim=dim, numbers=2)
 
-    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        found = event_shape[0 if self.dim == 1 else -1]
-        expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+    def _move(self, x: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+        log_scale, shift = bounded(told[0], LARGEST_LOG_SCALE), told[1]
+        return torch.addcmul(shift, x, log_scale.exp()), log_scale
 
-    def check_context(self, context: Any, x: Tensor) -> None:
-        check = getattr(self.net, "check_context", None)
-        if check is not None:
-            check(context, x)
+    def _move_back(self, z: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+        log_scale, shift = bounded(told[0], LARGEST_LOG_SCALE), told[1]
+        return (z - shift) * (-log_scale).exp(), -log_scale
 
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        kept = self.channels // 2
-        first, second = x.split([kept, self.channels - kept], dim=self.dim)
-        return first, second
 
-    def _scale_and_shift(self, first: Tensor, second: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        with network_precision(first.device.type):
-            out = self.net(first) if context is None else self.net(first, context)
-        out = out.to(first.dtype)
-        wanted = 2 * second.shape[self.dim]
-        self._expect(out.shape[self.dim] == wanted, f"{wanted} channels from the network", out.shape[self.dim])
-        log_scale, shift = out.chunk(2, dim=self.dim)
-        return LARGEST_LOG_SCALE * torch.tanh(log_scale / LARGEST_LOG_SCALE), shift
-
-    def _forward(self, x: Tensor, context: Any) -> Output:
-        first, second = self._split(x)
-        log_scale, shift = self._scale_and_shift(first, second, context)
-        moved = torch.addcmul(shift, second, log_scale.exp())
-        return torch.cat([first, moved], dim=self.dim), log_scale.flatten(1).sum(1)
-
-    def _inverse(self, z: Tensor, context: Any) -> Output:
-        first, second = self._split(z)
-        log_scale, shift = self._scale_and_shift(first, second, context)
-        return torch.cat([first, (second - shift) * (-log_scale).exp()], dim=self.dim), -log_scale.flatten(1).sum(1)
+def bounded(x: Tensor, largest: float) -> Tensor:
+    """x near zero, and never beyond ±`largest`."""
+    return largest * torch.tanh(x / largest)

@@ -100,7 +100,7 @@ class Permute(Transform):
     def __init__(self, permutation: int | Sequence[int], *, dim: int = 1) -> None:
         super().__init__()
         expect(dim in (1, -1), "the channels on axis 1 or -1", dim)
-        order = torch.randperm(permutation) if isinstance(permutation, int) else torch.tensor(permutation)
+        order = torch.randperm(permutation) if isinstance(permutation, int) else torch.as_tensor(permutation).clone()
         complete = torch.equal(order.sort().values, torch.arange(len(order)))
         expect(complete, "a permutation of 0, 1, …", permutation)
         self.dim = dim
