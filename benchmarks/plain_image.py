@@ -65,13 +65,22 @@ class Coupling(nn.Module):
 
 
 class Conv1x1(nn.Module):
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, start: Tensor | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.linalg.qr(torch.randn(channels, channels))[0])
+        self.weight = nn.Parameter(torch.linalg.qr(torch.randn(channels, channels))[0] if start is None else start)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         z = F.conv2d(x, self.weight[:, :, None, None])
         return z, x.shape[2] * x.shape[3] * torch.linalg.slogdet(self.weight)[1]
+
+
+def haar(channels: int, colours: bool) -> Tensor:
+    """Averages of the 2 × 2 points of each image, then differences; of three colours the average and two contrasts."""
+    points = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    images = torch.eye(channels // 4)
+    if colours:
+        images = F.normalize(torch.tensor([[1.0, 1, 1], [1, 0, -1], [1, -2, 1]]), dim=1)
+    return torch.einsum("ip,cd->icdp", points, images).reshape(channels, channels)
 
 
 class ConvExp(nn.Module):
@@ -108,10 +117,11 @@ class Level(nn.Module):
     def __init__(self, channels: int, mixing: str, last: bool) -> None:
         super().__init__()
 
-        def mix() -> list[nn.Module]:
-            return [Conv1x1(channels)] if mixing == "1x1" else [Conv1x1(channels), ConvExp(channels)]
+        def mix(start: Tensor | None = None) -> list[nn.Module]:
+            matrix = Conv1x1(channels, start)
+            return [matrix] if mixing == "1x1" else [matrix, ConvExp(channels)]
 
-        layers = mix()
+        layers = mix(haar(channels, colours=not last))
         for _ in range(SUBFLOWS):
             layers += [Coupling(channels), *mix()]
         self.layers = nn.ModuleList(layers)
