@@ -28,7 +28,9 @@ def apply_recomputing(op: Diffusion, x: Tensor, weights: Tensor, basis: Basis) -
     """
     if basis == "powers":
         return cast(Tensor, checkpoint(apply_recording, op, x, weights, basis, use_reentrant=False))
-    return _Chebyshev.apply(op, x, weights, *op.parameters)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weights, *op.parameters)):
+        return _Chebyshev.apply(op, x, weights, *op.parameters)
+    return _chebyshev(op, x, weights)[0]
 
 
 def apply_recording(op: Diffusion, x: Tensor, weights: Tensor, basis: Basis) -> Tensor:
@@ -42,20 +44,26 @@ def apply_recording(op: Diffusion, x: Tensor, weights: Tensor, basis: Basis) -> 
     return z
 
 
+def _chebyshev(op: Diffusion, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum and its last two terms; without gradients, and in few buffers."""
+    rows = weights.T.tolist()
+    z = torch.stack([weight * x for weight in rows[0]])
+    sums, before, p = z.unbind(), x, x
+    for k, row in enumerate(rows[1:]):
+        if k == 0:
+            p = op.apply_into(torch.zeros_like(x), x)
+        else:  # into the memory of the term before, but never into x
+            before, p = p, op.apply_into(before.clone() if k == 1 else before, p, alpha=2.0, beta=-1.0)
+        for total, weight in zip(sums, row, strict=True):
+            total.add_(p, alpha=weight)
+    return z, before, p
+
+
 class _Chebyshev(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Diffusion, x: Tensor, weights: Tensor, *parameters: Tensor) -> Tensor:
         op = op.rebuild(parameters)
-        rows = weights.T.tolist()
-        z = torch.stack([weight * x for weight in rows[0]])
-        sums, before, p = z.unbind(), x, x
-        for k, row in enumerate(rows[1:]):
-            if k == 0:
-                p = op.apply(x)
-            else:  # into the memory of the term before, but never into x
-                before, p = p, op.apply_into(before.clone() if k == 1 else before, p, alpha=2.0, beta=-1.0)
-            for total, weight in zip(sums, row, strict=True):
-                total.add_(p, alpha=weight)
+        z, before, p = _chebyshev(op, x, weights)
         ctx.op = op
         ctx.save_for_backward(weights, before, p, *parameters)
         return z
