@@ -13,7 +13,8 @@ from expmflow.training.build import build_model, resolve
 from expmflow.training.checkpoint import newest_checkpoint
 from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.distributed import Processes
-from expmflow.training.loop import Run, train
+from expmflow.training.job import Run
+from expmflow.training.loop import train
 from expmflow.training.run import RunFolder, load
 
 LEVELS, CLASSES = 17, 3

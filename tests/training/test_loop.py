@@ -17,8 +17,9 @@ from expmflow.training import checkpoint as checkpoint_module
 from expmflow.training.build import build_model
 from expmflow.training.checkpoint import list_checkpoints, newest_checkpoint, save_checkpoint
 from expmflow.training.config import ConfigError, load_config, parse_config
-from expmflow.training.loop import TrainingError, train
+from expmflow.training.loop import train
 from expmflow.training.run import RunFolder, load
+from expmflow.training.validation import TrainingError
 
 MOONS = ["data.samples=400", "model.blocks=1", "model.hidden=8", "train.batch_size=32", "train.log_every=1"]
 
@@ -136,7 +137,7 @@ class Breaking(torch.nn.Module):
 
 
 def test_a_loss_that_is_not_finite_stops_with_its_layer(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("expmflow.training.loop.noise_kind", lambda model: "normal")
+    monkeypatch.setattr("expmflow.training.job.noise_kind", lambda model: "normal")
     model = Breaking(image_run.make_model(), {5})
     with pytest.raises(
         TrainingError, match=r"at step 5; got NaN .*layers\.0 \(ActNorm\); the last good .*step-00000003"
@@ -145,7 +146,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_layer(tmp_path: Path, monkeypa
 
 
 def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("expmflow.training.loop.noise_kind", lambda model: "normal")
+    monkeypatch.setattr("expmflow.training.job.noise_kind", lambda model: "normal")
     model = Breaking(image_run.make_model(), {2, 5})
     settings = image_run.make_config(steps=6, on_nonfinite="skip")
     train(settings, tmp_path, model=model, data=image_run.make_data())

@@ -17,10 +17,13 @@ from expmflow.training.build import build_data, build_model, resolve
 from expmflow.training.config import Config
 from expmflow.training.distributed import Processes
 from expmflow.training.evaluation import Trained
-from expmflow.training.loop import Run, State, evaluation_model, mean_nll, step
+from expmflow.training.job import Run
+from expmflow.training.loop import step
 from expmflow.training.optimizer import Average, build_optimizer
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
+from expmflow.training.state import State, evaluation_model
+from expmflow.training.validation import mean_nll
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print parameters, memory and time, or what is read; write nothing.")

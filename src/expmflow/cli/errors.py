@@ -16,7 +16,7 @@ from expmflow.distributions import NonFiniteError
 from expmflow.numerics import ConvergenceError
 from expmflow.training.checkpoint import CheckpointError
 from expmflow.training.config import ConfigError
-from expmflow.training.loop import TrainingError
+from expmflow.training.validation import TrainingError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 

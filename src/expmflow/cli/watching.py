@@ -23,7 +23,7 @@ from rich.text import Text
 
 from expmflow.cli.console import console, say, speaks
 from expmflow.training.config import Config
-from expmflow.training.loop import OnStep, Report
+from expmflow.training.job import OnStep, Report
 from expmflow.training.run import RunFolder
 
 

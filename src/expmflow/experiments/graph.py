@@ -18,7 +18,8 @@ from expmflow.experiments.table import markdown_table
 from expmflow.training.config import Config, parse_config
 from expmflow.training.evaluation import open_run
 from expmflow.training.files import write_json, write_text
-from expmflow.training.loop import OnStep, Report, train
+from expmflow.training.job import OnStep, Report
+from expmflow.training.loop import train
 from expmflow.training.run import RunFolder, save_pretrained
 
 MODELS = ("coupling", "gnf", "gnf-exp")

@@ -1,4 +1,4 @@
-"""The training loop: setup, fit, validate."""
+"""The training loop: setup, fit, finish."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,129 +21,20 @@ from expmflow._validation import expect
 from expmflow.data import Dataset
 from expmflow.distributions import NonFiniteError
 from expmflow.numerics import ConvergenceError
-from expmflow.training.build import DTYPES, build_data, build_model, class_context, log_likelihood, noise_kind, resolve
-from expmflow.training.checkpoint import Checkpoint, list_checkpoints, newest_checkpoint, remove_old, save_checkpoint
+from expmflow.training.build import build_data, build_model, log_likelihood, resolve
+from expmflow.training.checkpoint import newest_checkpoint, remove_old, save_checkpoint
 from expmflow.training.config import Config
-from expmflow.training.distributed import Processes, processes
-from expmflow.training.optimizer import (
-    Average,
-    build_optimizer,
-    gradient_norm,
-    learning_rate,
-    load_optimizer_state,
-    optimizer_state,
-)
-from expmflow.training.randomness import Noise, Randomness
+from expmflow.training.distributed import processes
+from expmflow.training.job import OnSamples, OnStep, Report, Run
+from expmflow.training.optimizer import Average, build_optimizer, gradient_norm, learning_rate
+from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder, load, load_weights
 from expmflow.training.sampling import draw
+from expmflow.training.state import State, evaluation_model
+from expmflow.training.validation import TrainingError, stopped, validate
 
-Report = Callable[[dict[str, Any]], None]
-OnSamples = Callable[[int, Tensor], None]
-OnStep = Callable[[int], None]
 SHOWN_SAMPLES, SHOWN_IMAGES = 1024, 64
 log = logging.getLogger(__name__)
-
-
-class TrainingError(RuntimeError):
-    """Training stopped; the message says at which step, in which layer, and where the last good checkpoint is."""
-
-
-@dataclass
-class State:
-    """Everything that a checkpoint holds."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    average: Average | None
-    step: int = 0
-    best: float = math.inf
-    best_step: int = -1
-    stale: int = 0
-    skipped: int = 0
-    nonfinite_validations: int = 0
-
-    def checkpoint(self) -> Checkpoint:
-        tensors = {"model": self.model.state_dict(), "optimizer": optimizer_state(self.optimizer, self.model)}
-        if self.average is not None:
-            tensors["average"] = self.average.values
-        plain = {"best": None if math.isinf(self.best) else self.best, "best_step": self.best_step}
-        counts = {"skipped": self.skipped, "nonfinite_validations": self.nonfinite_validations}
-        return Checkpoint(self.step, tensors, {**plain, "stale": self.stale, **counts})
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.model.load_state_dict(checkpoint.tensors["model"])
-        load_optimizer_state(self.optimizer, self.model, checkpoint.tensors["optimizer"])
-        if self.average is not None:
-            self.average.load(checkpoint.tensors["average"])
-        best = checkpoint.state["best"]
-        self.step = checkpoint.step
-        self.best = math.inf if best is None else best
-        self.best_step, self.stale = checkpoint.state["best_step"], checkpoint.state["stale"]
-        self.skipped = checkpoint.state["skipped"]
-        self.nonfinite_validations = checkpoint.state.get("nonfinite_validations", 0)  # not in older checkpoints
-
-
-@dataclass
-class Run:
-    """The fixed surroundings of the loop."""
-
-    config: Config
-    data: Dataset
-    folder: RunFolder
-    among: Processes
-    device: torch.device
-    report: Report = lambda record: None
-    on_samples: OnSamples = lambda step, samples: None
-    on_step: OnStep = lambda step: None
-    randomness: Randomness = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.randomness = Randomness(self.config.train.seed)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self.config.train.precision]
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return max(1, len(self.data.train) // self.config.train.batch_size)
-
-    def record(self, record: dict[str, Any]) -> None:
-        """Into the metrics, and to whoever watches; one process speaks for all."""
-        if self.among.writes:
-            self.folder.append_metrics(record)
-            self.report(record)
-
-    def rows(self, rows: Tensor) -> Tensor:
-        return rows.to(self.device, self.dtype if rows.is_floating_point() else rows.dtype)
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """This process's rows of a training step, and their context."""
-        size, labels = self.config.train.batch_size, None
-        if self.data.draw is not None:
-            return self.rows(self.among.slice(self.data.draw(size, self.randomness.generator("data", step)))), None
-        chosen = self.among.slice(self.randomness.batch(step, len(self.data.train), size))
-        x = self.data.train[chosen]
-        if self.config.data.flip:
-            turned = self.among.slice(self.randomness.noise("uniform", (size,), "flip", step)) < 0.5
-            x = torch.where(turned[:, None, None, None], x.flip(3), x)
-        if self.data.labels is not None:
-            labels = self.data.labels[0][chosen]
-        return self.rows(x), self.context(labels)
-
-    def context(self, labels: Tensor | None) -> Tensor | None:
-        """What the model is told of the rows with these labels."""
-        told = class_context(labels, getattr(self.config.model, "classes", None), self.dtype)
-        return None if told is None else told.to(self.device)
-
-    def noise(self, model: nn.Module, rows: int, label: str, counter: int) -> Tensor | None:
-        """Noise for a global batch, if the model wants any."""
-        kind = noise_kind(model)
-        if kind is None:
-            return None
-        shape = (rows, *self.data.event_shape)
-        drawn = self.randomness.noise(_noise(kind), shape, label, counter)
-        return drawn.to(self.device, self.dtype)
 
 
 def train(
@@ -276,63 +166,10 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
                 state.average.update(state.model, state.step)
             return loss
     if settings.on_nonfinite == "stop":
-        raise _stopped(run, f"loss at step {state.step + 1}", problem)
+        raise stopped(run, f"loss at step {state.step + 1}", problem)
     state.skipped += 1
     state.optimizer.zero_grad(set_to_none=True)
     return loss
-
-
-def validate(run: Run, state: State) -> None:
-    """The mean negative log-likelihood of the validation rows under the averaged weights; the best are written out."""
-    part = 1 if len(run.data.validation) else 0
-    rows = (run.data.train, run.data.validation)[part]
-    labels = None if run.data.labels is None else run.data.labels[part]
-    value, problem = mean_nll(run, evaluation_model(state), rows, "validation", labels)
-    if not math.isfinite(value):
-        if run.config.train.on_nonfinite == "stop":
-            raise _stopped(run, f"validation at step {state.step}", problem)
-        state.nonfinite_validations += 1
-    better = value < state.best
-    state.stale = 0 if better else state.stale + 1
-    lost = {"nonfinite_validations": state.nonfinite_validations} if state.nonfinite_validations else {}
-    run.record({"step": state.step, "validation_nll": value, "best": better, **lost})
-    if better:
-        state.best, state.best_step = value, state.step
-        if run.among.writes:
-            run.folder.save_weights(evaluation_model(state).state_dict())
-
-
-@torch.no_grad()
-def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str, labels: Tensor | None = None) -> tuple[float, str]:
-    """In batches, every process taking its share of them; the result does not depend on how many there are.
-
-    NaN if it is not finite, with the layer where this process has found that.
-    """
-    problem = ""
-    size = run.config.train.batch_size
-    total = torch.zeros(2, dtype=torch.float64, device=run.device)
-    for k, batch in enumerate(rows.split(size)):
-        if k % run.among.count == run.among.rank:
-            noise = run.noise(model, len(batch), label, k)
-            context = run.context(None if labels is None else labels[k * size : (k + 1) * size])
-            try:
-                total[0] -= log_likelihood(model, run.rows(batch), noise, context).double().sum()
-            except NonFiniteError as error:  # the other processes still wait for this one's sum
-                total[0], problem = math.nan, error.layer
-            total[1] += len(batch)
-    if not problem and not bool(total[0].isfinite()):
-        problem = "the likelihood"
-    total = run.among.total(total)
-    mean = float(total[0] / total[1])
-    return (mean, "") if math.isfinite(mean) else (math.nan, problem)
-
-
-def evaluation_model(state: State) -> nn.Module:
-    """A copy in evaluation mode, with the averaged weights if there are any."""
-    model = copy.deepcopy(state.model).eval()
-    if state.average is not None:
-        state.average.copy_to(model)
-    return model
 
 
 def keep(run: Run, state: State) -> None:
@@ -370,19 +207,9 @@ def _show_samples(run: Run, state: State) -> None:
     run.on_samples(state.step, samples)
 
 
-def _stopped(run: Run, what: str, problem: str) -> TrainingError:
-    known = list_checkpoints(run.folder.checkpoints)
-    last = f"the last good checkpoint is {known[0]}" if known else "there is no checkpoint yet"
-    return TrainingError(f"Expected a finite {what}; got NaN or infinity in {problem or 'another process'}; {last}.")
-
-
 def _anywhere(run: Run, problem: str) -> bool:
     """Whether any process has a problem; all of them have to do the same next."""
     return bool(run.among.total(torch.tensor(float(bool(problem)), device=run.device)) > 0)
-
-
-def _noise(kind: str) -> Noise:
-    return "uniform" if kind == "uniform" else "normal"
 
 
 @contextmanager

@@ -1,0 +1,88 @@
+"""What stays the same while a run is trained: its data, its place, its randomness, and who watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from expmflow.data import Dataset
+from expmflow.training.build import DTYPES, class_context, noise_kind
+from expmflow.training.config import Config
+from expmflow.training.distributed import Processes
+from expmflow.training.randomness import Noise, Randomness
+from expmflow.training.run import RunFolder
+
+Report = Callable[[dict[str, Any]], None]
+OnSamples = Callable[[int, Tensor], None]
+OnStep = Callable[[int], None]
+
+
+@dataclass
+class Run:
+    """The fixed surroundings of the loop."""
+
+    config: Config
+    data: Dataset
+    folder: RunFolder
+    among: Processes
+    device: torch.device
+    report: Report = lambda record: None
+    on_samples: OnSamples = lambda step, samples: None
+    on_step: OnStep = lambda step: None
+    randomness: Randomness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.randomness = Randomness(self.config.train.seed)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.config.train.precision]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.data.train) // self.config.train.batch_size)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Into the metrics, and to whoever watches; one process speaks for all."""
+        if self.among.writes:
+            self.folder.append_metrics(record)
+            self.report(record)
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return rows.to(self.device, self.dtype if rows.is_floating_point() else rows.dtype)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """This process's rows of a training step, and their context."""
+        size, labels = self.config.train.batch_size, None
+        if self.data.draw is not None:
+            return self.rows(self.among.slice(self.data.draw(size, self.randomness.generator("data", step)))), None
+        chosen = self.among.slice(self.randomness.batch(step, len(self.data.train), size))
+        x = self.data.train[chosen]
+        if self.config.data.flip:
+            turned = self.among.slice(self.randomness.noise("uniform", (size,), "flip", step)) < 0.5
+            x = torch.where(turned[:, None, None, None], x.flip(3), x)
+        if self.data.labels is not None:
+            labels = self.data.labels[0][chosen]
+        return self.rows(x), self.context(labels)
+
+    def context(self, labels: Tensor | None) -> Tensor | None:
+        """What the model is told of the rows with these labels."""
+        told = class_context(labels, getattr(self.config.model, "classes", None), self.dtype)
+        return None if told is None else told.to(self.device)
+
+    def noise(self, model: nn.Module, rows: int, label: str, counter: int) -> Tensor | None:
+        """Noise for a global batch, if the model wants any."""
+        kind = noise_kind(model)
+        if kind is None:
+            return None
+        shape = (rows, *self.data.event_shape)
+        drawn = self.randomness.noise(_noise(kind), shape, label, counter)
+        return drawn.to(self.device, self.dtype)
+
+
+def _noise(kind: str) -> Noise:
+    return "uniform" if kind == "uniform" else "normal"
