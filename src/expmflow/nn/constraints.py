@@ -63,10 +63,10 @@ class SpectralConstraint(nn.Module):
     @torch.no_grad()
     def update(self, weight: Tensor, rounds: int = 1) -> None:
         """Rounds of v ← K̂ᴴ K̂ v at every frequency; the one with the largest ‖K̂ᴴ K̂ v‖ / ‖v‖ is the peak."""
-        real, imaginary = _symbol(weight.unflatten(0, (self.groups, -1)), self.waves)
+        matrices = weight.reshape(self.groups, -1, weight.shape[1:].numel())
         v = self.right
         for _ in range(rounds):
-            back = _product(real.mT, -imaginary.mT, _product(real, imaginary, v))
+            back = _there_and_back(matrices, self.waves, v)
             length = _length(back)
             v = torch.where(length > 0, back / length, v)  # a weight that is zero teaches nothing
             self.peak.copy_(length.argmax())
@@ -238,6 +238,21 @@ def _symbol(blocks: Tensor, waves: Tensor) -> Tensor:
     """
     shape = blocks.shape[:3]
     return (waves @ blocks.reshape(shape.numel(), -1).T).reshape(*waves.shape[:2], *shape)
+
+
+def _there_and_back(matrices: Tensor, waves: Tensor, v: Tensor) -> Tensor:
+    """K̂ᴴ K̂ v for one vector `(groups, in, 2)` at each frequency, `v` holding all of them.
+
+    K̂ is never formed: each vector times the waves of its frequency, one for each tap, is what the weight itself,
+    `matrices` of shape `(groups, out, in · taps)`, takes.
+    """
+    cos, sin = waves.unsqueeze(2)
+    real, imaginary = v.permute(3, 1, 0, 2).unsqueeze(-1)
+    spread = torch.stack([real * cos - imaginary * sin, imaginary * cos + real * sin], dim=1)
+    back = (spread.flatten(3).flatten(1, 2) @ matrices.mT @ matrices).reshape(spread.shape)
+    real, imaginary = back.unbind(1)
+    sums = [(real * cos + imaginary * sin).sum(-1), (imaginary * cos - real * sin).sum(-1)]
+    return torch.stack(sums, dim=-1).transpose(0, 1)
 
 
 def _product(real: Tensor, imaginary: Tensor, v: Tensor) -> Tensor:
