@@ -43,3 +43,8 @@ def train_tiny(folder: Path, *overrides: str) -> Path:
     outcome = run_command("train", "moons", *TINY, *overrides, "--out", folder)
     assert outcome.code == 0, outcome.err
     return folder
+
+
+def files(folder: Path) -> set[str]:
+    """The names of all files in a folder and below it."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

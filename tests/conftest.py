@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -18,3 +19,10 @@ def default_dtype() -> Iterator[Callable[[torch.dtype], None]]:
     before = torch.get_default_dtype()
     yield torch.set_default_dtype
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, so that whatever is written can be found."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -5,24 +5,13 @@ from __future__ import annotations
 import torch
 
 from expmflow import transforms as T
-from exponential_cases import DIRECTED, MASK, PATH, TRIANGLES, WEIGHTED
+from exponential_cases import DIRECTED, MASK, NOT_A_GRAPH, PATH, TRIANGLES, WEIGHTED
 from transform_registry import F64, Case, Cases
 
 CASES = Cases()
 
 ISOLATED = PATH * torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=F64) * torch.tensor([[1.0], [1.0], [0.0], [1.0]], dtype=F64)
-NOT_A_GRAPH = [
-    "a word",
-    torch.zeros(5, 5, dtype=F64),
-    torch.zeros(2, 4, 4, dtype=F64),
-    -PATH,
-    PATH * torch.nan,
-    PATH.to_sparse(),
-    (PATH, MASK[:2]),
-    (PATH, MASK[:, :2]),
-    (PATH, MASK, MASK),
-    (None, MASK[:2]),
-]
+NO_GRAPH = [*NOT_A_GRAPH, PATH.to_sparse(), (None, MASK[:2])]
 
 GRAPHS = {
     "graph-sylvester": (2, PATH, {}),
@@ -41,7 +30,7 @@ GRAPHS = {
 for name, (features, context, options) in GRAPHS.items():
     CASES.add(name)(
         lambda f=features, c=context, o=options: Case(
-            T.GraphSylvester(f, 6, **o), (4, f), context=c, wrong_event=(4, f + 1), wrong_contexts=NOT_A_GRAPH
+            T.GraphSylvester(f, 6, **o), (4, f), context=c, wrong_event=(4, f + 1), wrong_contexts=NO_GRAPH
         )
     )
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import expmflow as ef
-from cli_runs import TINY, run_command, train_tiny
+from cli_runs import TINY, files, run_command, train_tiny
 from expmflow.training.checkpoint import list_checkpoints
 
 COMMANDS = ("train", "evaluate", "sample", "score", "report", "data")
@@ -24,17 +24,6 @@ COMMANDS = ("train", "evaluate", "sample", "score", "report", "data")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "tiny")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, so that whatever is written can be found."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import expmflow as ef
-from cli_runs import run_command
+from cli_runs import files, run_command
 from expmflow.data import load_images
 from expmflow.report.grids import GAP, class_columns, image_grid
 from expmflow.training import shipped
@@ -33,16 +33,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def conditional(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classes") / "run"
     return train_kind(folder, IMAGES, "model.conditional=true", "model.subflow=coupling")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def tiles(path: Path, lines: int, columns: int) -> np.ndarray:
