@@ -20,7 +20,7 @@ from timing import in_fresh_processes, medians, table
 
 BATCH = 32
 EVENT = (3, 32, 32)
-MIXINGS = ("1x1", "convexp")
+MIXINGS = {"1x1": ("1x1", None), "convexp, norms 0.7": ("convexp", 0.7), "convexp, norms 0.9": ("convexp", 0.9)}
 PROCESSES = 5
 
 
@@ -50,11 +50,12 @@ def step_times(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def ours(mixing: str) -> nn.Module:
-    """The model of the presets cifar10-anchor-*."""
-    return image_flow(
+    """The model of the presets cifar10-anchor-*, its convolutions with the norm that the number of terms follows."""
+    kind, norm = MIXINGS[mixing]
+    model = image_flow(
         EVENT,
         subflow="coupling",
-        mixing=mixing,  # type: ignore[arg-type]
+        mixing=kind,  # type: ignore[arg-type]
         levels=2,
         subflows=4,
         growth=32,
@@ -63,9 +64,18 @@ def ours(mixing: str) -> nn.Module:
         mixing_last=True,
         base="standard",
     )
+    with torch.no_grad():
+        for layer in _all(model, T.ConvExp):
+            weight, constraint = layer.parametrizations.kernel.original, layer.parametrizations.kernel[-1]
+            weight.mul_(norm / constraint.norm(weight))
+    return model
 
 
-MODELS: dict[str, Callable[[str], nn.Module]] = {"plain": PlainImageFlow, "ours": ours}
+def plain(mixing: str) -> nn.Module:
+    return PlainImageFlow(MIXINGS[mixing][0])
+
+
+MODELS: dict[str, Callable[[str], nn.Module]] = {"plain": plain, "ours": ours}
 
 
 def step(name: str, mixing: str) -> Callable[[], None]:
@@ -86,23 +96,27 @@ def step(name: str, mixing: str) -> Callable[[], None]:
 def difference(mixing: str) -> float:
     """The largest relative difference of log-likelihoods in evaluation, when the plain model has our weights."""
     torch.manual_seed(0)
-    mine, plain = ours(mixing), PlainImageFlow(mixing)
+    mine, copied = ours(mixing), plain(mixing)
     x, noise = torch.randint(256, (BATCH, *EVENT), dtype=torch.uint8), torch.rand(BATCH, *EVENT)
     with torch.no_grad():
         for parameter in mine.parameters():  # the networks' outputs start at zero, where any two models agree
             parameter.add_(0.05 * torch.randn_like(parameter))
         for _ in range(20):  # until the norm constraints have settled
             mine(x, noise=noise)
-        couplings = [*_all(plain.levels[0].layers, Coupling), *_all(plain.levels[1], Coupling), plain.levels[0].prior]
+        couplings = [
+            *_all(copied.levels[0].layers, Coupling),
+            *_all(copied.levels[1], Coupling),
+            copied.levels[0].prior,
+        ]
         for coupling, original in zip(couplings, _all(mine, T.AffineCoupling), strict=True):
             for copy, parameter in zip(coupling.parameters(), original.parameters(), strict=True):
                 copy.copy_(parameter)
-        for copy, original in zip(_all(plain, Conv1x1), _all(mine, T.Conv1x1), strict=True):
+        for copy, original in zip(_all(copied, Conv1x1), _all(mine, T.Conv1x1), strict=True):
             copy.weight.copy_(original.matrix())
-        for copy, original in zip(_all(plain, ConvExp), _all(mine, T.ConvExp), strict=True):
+        for copy, original in zip(_all(copied, ConvExp), _all(mine, T.ConvExp), strict=True):
             copy.weight.copy_(original.kernel)
-        plain(x, noise=noise)  # one power iteration, which finds no norm to reduce
-        a, b = mine.eval()(x, noise=noise), plain.eval()(x, noise=noise)
+        copied(x, noise=noise)  # one power iteration, which finds no norm to reduce
+        a, b = mine.eval()(x, noise=noise), copied.eval()(x, noise=noise)
     return float(((a - b).abs() / b.abs()).max())
 
 
