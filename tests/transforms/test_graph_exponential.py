@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from expmflow import transforms as T
-from transform_registry import draw
+from transform_registry import draw, randomise
 
 F64 = torch.float64
 FEATURES = 3
@@ -172,3 +172,20 @@ def test_an_empty_graph_has_no_nodes_to_change():
     z, logdet = layer()(torch.zeros(2, 0, FEATURES, dtype=F64), torch.zeros(0, 0, dtype=F64))
     assert z.shape == (2, 0, FEATURES)
     assert torch.equal(logdet, torch.zeros(2, dtype=F64))
+
+
+@pytest.mark.parametrize("terms", [None, 4])
+@pytest.mark.parametrize("gradient", ["autograd", "recompute"])
+def test_many_rows_of_a_small_graph_are_each_row_by_itself(gradient, terms):
+    """A large batch goes through one matrix, a small one through products with the graph."""
+    layer = T.GraphConvExp(2, gradient=gradient, terms=terms).double()
+    randomise(layer)
+    x, weights = draw("many rows", 20, 4, 2).requires_grad_(), list(layer.parameters())
+    direction = draw("direction", 20, 4, 2)
+    for context in (None, path(4), star(4).triu()):
+        together = layer(x, context)[0]
+        apart = torch.cat([layer(row, context)[0] for row in x.split(5)])
+        torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
+        grads = [torch.autograd.grad((z * direction).sum(), [x, *weights]) for z in (together, apart)]
+        torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(layer.inverse(together, context)[0], x, rtol=0, atol=1e-2 if terms else 1e-11)

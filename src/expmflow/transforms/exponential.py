@@ -32,6 +32,7 @@ from expmflow.transforms.frozen import Frozen
 
 INITIAL_NORM = 1e-2  # near the identity, and far enough from it to learn at once
 MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
+SMALL = 64  # numbers at the nodes of a graph, up to which its exponential is that of a matrix
 LEAST_USED = 0.25  # a gradient needs a term more than the value, which counts where there are few
 
 
@@ -84,8 +85,10 @@ class Exponential(Transform):
         plan = self.plan(x)
         if plan is None and torch.compiler.is_compiling():
             plan = _plan_for_operator(op.scale(sign), x, self.tol)
-        z = expm_apply(op, x, sign, tol=None if plan else self.tol, terms=plan, gradient=self.gradient)
-        return z, expanded(sign * op.trace(x.shape[1:]), x)
+        return self._series(op, x, sign, plan), expanded(sign * op.trace(x.shape[1:]), x)
+
+    def _series(self, op: LinearOperator, x: Tensor, t: float, plan: SeriesPlan | int | None) -> Tensor:
+        return expm_apply(op, x, t, tol=None if plan else self.tol, terms=plan, gradient=self.gradient)
 
     def plan(self, x: Tensor) -> SeriesPlan | int | None:
         """The number of terms, where no bound need be computed: given, or in training, from the constraint."""
@@ -300,6 +303,14 @@ class GraphConvExp(Exponential):
         elif adjacency.layout != torch.strided:  # the compiler stumbles over the entries of sparse tensors
             return torch.compiler.disable(super()._exponential)(x, sign, context)
         return super()._exponential(x, sign, context)
+
+    def _series(self, op: LinearOperator, x: Tensor, t: float, plan: SeriesPlan | int | None) -> Tensor:
+        """One small graph that all rows share is a small matrix, whose products cost next to nothing."""
+        small = x.shape[1:].numel() <= SMALL and op.batch_size is None and x.shape[0] >= x.shape[1:].numel()
+        if not small or torch.compiler.is_compiling():
+            return super()._series(op, x, t, plan)
+        matrix = DenseOperator(op.dense(x.shape[1:]), validate=False)
+        return super()._series(matrix, x.flatten(1), t, plan).reshape(x.shape)
 
     def plan(self, x: Tensor) -> SeriesPlan | int | None:
         """‖θ0‖ + ‖θ1‖ ≤ 2 for a symmetric graph; for any other the certified bound is read."""
