@@ -104,6 +104,13 @@ class GraphConvOperator(LinearOperator):
     def scale(self, factor: Scalar) -> GraphConvOperator:
         return GraphConvOperator(self.theta0 * factor, self.theta1 * factor, self.graph, mask=self.mask, validate=False)
 
+    def multiples(self, factors: Sequence[float]) -> list[LinearOperator]:
+        def scaled(theta: Tensor) -> tuple[Tensor, ...]:
+            return (theta.new_tensor(factors).reshape(-1, *(1,) * theta.ndim) * theta).unbind()
+
+        parts = zip(scaled(self.theta0), scaled(self.theta1), strict=True)
+        return [GraphConvOperator(a, b, self.graph, mask=self.mask, validate=False) for a, b in parts]
+
     def apply(self, x: Tensor) -> Tensor:
         graph = self.graph
         if isinstance(graph, SparseAdjacency) and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
