@@ -31,7 +31,7 @@ def medians(candidates: Mapping[str, Callable[[], object]], rounds: int = 15) ->
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
-def in_fresh_processes(module: str, function: str, processes: int, *arguments: float) -> list[Any]:
+def in_fresh_processes(module: str, function: str, processes: int, *arguments: float | str) -> list[Any]:
     """What `module.function(*arguments)` returns in each of so many processes, one after the other; plain values."""
     call = f"import json, {module}; print(json.dumps({module}.{function}(*{arguments!r})))"
     command = [sys.executable, "-c", call]
