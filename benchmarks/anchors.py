@@ -69,8 +69,8 @@ def text(found: list[dict[str, object]]) -> str:
         "# CIFAR-10 at a budget of minutes\n\n"
         f"Bits per dimension (−ELBO, uniform dequantization) on the first {IMAGES} test images after 1500 steps of 32 "
         "images: `python -m benchmarks.anchors`. The ± of a seed is the standard error over images, that of a mean "
-        "the standard deviation over seeds. The first mixing layer of each level starts at averages and differences; so "
-        "it does in *plain*, the same model in plain PyTorch.\n\n"
+        "the standard deviation over seeds. The first mixing layer of each level starts at averages and differences; "
+        "so it does in *plain*, the same model in plain PyTorch.\n\n"
         + markdown_table(["model", "mixing", "seed", "ours", "the authors' code"], rows)
     )
 
