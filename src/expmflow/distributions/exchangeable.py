@@ -27,7 +27,7 @@ class Exchangeable(Base):
         flow: a density of `(batch, N · features)`, vector by vector.
 
     Example:
-        >>> sets = Exchangeable(3, 2, Flow(T.Chain([]), StandardNormal((6,))))
+        >>> sets = Exchangeable(3, 2, ef.Flow(T.Chain([]), ef.distributions.StandardNormal((6,))))
         >>> x = sets.rsample(1)
         >>> torch.equal(sets.log_prob(x), sets.log_prob(x.flip(1)))
         True
