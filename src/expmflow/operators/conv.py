@@ -133,8 +133,9 @@ class ConvOperator(LinearOperator):
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         """tr A: every tap's sum over the channels' diagonal, times the number of points that it leads to themselves."""
         sizes = self._event(event_shape)[1:]
-        blocks = self.kernel.unflatten(0, (self.groups, -1))
-        taps = blocks.diagonal(dim1=1, dim2=2).sum((0, -1))
+        blocks = self.kernel.reshape(self.groups, *self.kernel.shape[1:2], *self.kernel.shape[1:])
+        same = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
+        taps = (blocks * same.reshape(*same.shape, *(1,) * self._dims)).sum((0, 1, 2))
         counts = [
             [fixed_points(n, d * (j - k // 2), self.padding) for j in range(k)]
             for n, d, k in zip(sizes, self.dilation, taps.shape, strict=True)
