@@ -48,13 +48,13 @@ def importance_estimates(
         kept_in: a file where each row's result is kept as soon as it is there; a second call goes on from it.
         advance: told of the rows that are done.
     """
-    check_weighable(trained, samples)
+    model = check_weighable(trained, samples)
     expect(trained.classes is None or labels is not None, "labels for the rows of a conditional model", "none")
     known = dict(_read(kept_in)) if kept_in else {}
     found = []
     for k in range(len(rows)):
         if k not in known:
-            known[k] = _estimate(trained, rows[k], samples, None if labels is None else labels[k], k)
+            known[k] = _estimate(trained, model, rows[k], samples, None if labels is None else labels[k], k)
             if kept_in:
                 _append(kept_in, k, known[k])
         found.append(known[k])
@@ -62,12 +62,14 @@ def importance_estimates(
     return _stacked(found)
 
 
-def check_weighable(trained: Trained, samples: int) -> None:
-    """Raise `ValueError` unless importance samples mean something for the run: of discrete data, and exact."""
+def check_weighable(trained: Trained, samples: int) -> DequantizedFlow:
+    """The model; raise `ValueError` unless importance samples mean something for it: of discrete data, and exact."""
     expect_count(samples, "importance samples")
-    discrete = isinstance(trained.model, DequantizedFlow)
-    expect(discrete, "a model of discrete data for importance samples", "one of continuous data")
+    model = trained.model
+    if not isinstance(model, DequantizedFlow):
+        raise ValueError("Expected a model of discrete data for importance samples; got one of continuous data.")
     check_exact(trained)
+    return model
 
 
 def check_exact(trained: Trained) -> None:
@@ -109,9 +111,9 @@ def _exact(layer: torch.nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _estimate(trained: Trained, row: Tensor, samples: int, label: Tensor | None, place: int) -> tuple[float, float]:
-    model = trained.model
-    assert isinstance(model, DequantizedFlow)
+def _estimate(
+    trained: Trained, model: DequantizedFlow, row: Tensor, samples: int, label: Tensor | None, place: int
+) -> tuple[float, float]:
     randomness = Randomness(trained.config.train.seed)
     weights = []
     for chunk, start in enumerate(range(0, samples, CHUNK)):
