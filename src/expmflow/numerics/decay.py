@@ -36,17 +36,21 @@ def terms_needed(basis: Basis, tau: float, tol: float) -> tuple[int, float]:
 
 def weights(basis: Basis, tau: Tensor, terms: int) -> Tensor:
     """`(K, terms + 1)`: the weights at K times `tau`, float64, differentiable to any order."""
-    return _Weights.apply(basis, tau, terms)
+    return _Weights.apply(basis, tau, terms) if tau.requires_grad else _values(basis, tau, terms)
+
+
+def _values(basis: Basis, tau: Tensor, terms: int) -> Tensor:
+    rows = []
+    for value in tau.tolist():
+        known = _weights(basis, value)[: terms + 1]
+        rows.append(known + (0.0,) * (terms + 1 - len(known)))
+    return tau.new_tensor(rows).reshape(len(rows), terms + 1)
 
 
 class _Weights(torch.autograd.Function):
     @staticmethod
     def forward(basis: Basis, tau: Tensor, terms: int) -> Tensor:
-        rows = []
-        for value in tau.tolist():
-            known = _weights(basis, value)[: terms + 1]
-            rows.append(known + (0.0,) * (terms + 1 - len(known)))
-        return tau.new_tensor(rows).reshape(len(rows), terms + 1)
+        return _values(basis, tau, terms)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -114,24 +114,24 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
         if not bool(other.all()):
             rows, cols, weight = rows[other], cols[other], weight[other]
     pattern = Pattern(rows, cols, nodes)
-    degree = degrees(pattern, weight)
-    _check_range(degree.detach())
-    symmetric = _is_symmetric(pattern, weight.detach())
+    degree, symmetric = _degrees(pattern, weight)
     basis: Basis = "chebyshev" if symmetric else "powers"
     alone = degree == 0
     kept = alone.nonzero().squeeze(-1) if bool(alone.any()) else None
+    filled = degree if kept is None else torch.where(alone, 1.0, degree)
+    _check_range(filled.detach())
     if laplacian == "comb":
         rate = _rate(pattern, weight.detach(), degree.detach(), symmetric)
         stays = (1 - degree / rate).to(weight.dtype)
         return _Problem(Diffusion(pattern, weight / rate, stays, symmetric=symmetric), basis, rate, kept=kept)
-    degree = torch.where(alone, 1.0, degree)
     diagonal: Tensor | None = None
     if symmetric:  # D^-½ A D^-½, and for "rw" it stands between D^-½ and D^½
-        divisors = (degree.index_select(0, pattern.rows) * degree.index_select(0, pattern.cols)).sqrt()
-        scale = degree.rsqrt() if laplacian == "rw" else None
+        root = filled.sqrt()
+        divisors = root.index_select(0, pattern.rows) * root.index_select(0, pattern.cols)
+        scale = filled.rsqrt() if laplacian == "rw" else None
     else:  # D⁻¹ A, and for "sym" it stands between D^½ and D^-½
-        divisors = degree.index_select(0, pattern.rows)
-        scale = degree.sqrt() if laplacian == "sym" else None
+        divisors = filled.index_select(0, pattern.rows)
+        scale = filled.sqrt() if laplacian == "sym" else None
         diagonal = None if kept is None else alone.to(weight.dtype)  # others may still read what it keeps
     values = (weight / divisors).to(weight.dtype)
     return _Problem(Diffusion(pattern, values, diagonal, symmetric=symmetric), basis, scale=scale, kept=kept)
@@ -159,27 +159,30 @@ def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> 
         return 1.0
     if not symmetric:
         return float(degree.amax())
-    neighbours = torch.mv(pattern.matrix(weight.double()), degree)
+    neighbours = (pattern.matrix(weight.double()) @ degree.unsqueeze(1)).squeeze(1)
     sums = degree + neighbours / torch.where(degree > 0, degree, 1.0)
     return float(sums.amax()) / 2 * (1 + 4 * torch.finfo(weight.dtype).eps)
 
 
-def _is_symmetric(pattern: Pattern, weight: Tensor) -> bool:
-    """Whether A u = Aᵀ u to rounding for a random positive u: equal weights give equal sums, others almost never."""
+def _degrees(pattern: Pattern, weight: Tensor) -> tuple[Tensor, bool]:
+    """The sums of A's rows in float64, and whether A is symmetric: whether A u = Aᵀ u to rounding for a random positive u.
+
+    Equal weights give equal sums, others almost never.
+    """
     generator = torch.Generator().manual_seed(0)
     u = (0.5 + torch.rand(pattern.size, generator=generator, dtype=torch.float64)).to(weight.device)
-    entries = weight.double()
-    along = torch.mv(pattern.matrix(entries), u)
+    entries = weight.detach().double()
+    degree, along = (pattern.matrix(entries) @ torch.stack([torch.ones_like(u), u], dim=1)).unbind(1)
     across = torch.zeros_like(u).index_add(0, pattern.cols, entries * u.index_select(0, pattern.rows))
     most = int(pattern.starts.diff().amax()) if pattern.size else 0
     slack = _ROUNDINGS * torch.finfo(weight.dtype).eps * math.sqrt(max(most, 1))
-    return bool(((along - across).abs() <= slack * (along + across)).all())
+    symmetric = bool(((along - across).abs() <= slack * (along + across)).all())
+    return degrees(pattern, weight) if weight.requires_grad else degree, symmetric
 
 
 def _check_range(degree: Tensor) -> None:
     """Products of two degrees, and their quotients, are numbers."""
-    positive = degree[degree > 0]
-    least, largest = (float(v) for v in torch.aminmax(positive)) if positive.numel() else (1.0, 1.0)
+    least, largest = torch.stack(torch.aminmax(degree)).tolist() if degree.numel() else (1.0, 1.0)
     fits = least > 1e-150 and largest < 1e150
     expect(fits, "sums of edge weights between 1e-150 and 1e150", f"{least:g} to {largest:g}")
 
@@ -192,8 +195,8 @@ def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> Tensor:
     times = torch.as_tensor(t, dtype=torch.float64, device=x.device)
     fits = times.ndim == 0 or (times.ndim == 1 and times.shape[0] > 0)
     expect(fits, "t to be a number or a vector of times", f"shape {tuple(times.shape)}")
-    fits = bool((times.isfinite() & (times >= 0)).all())
-    expect(fits, "finite times t of at least 0", f"{times.min().item():g} among them")
+    for value in times.detach().reshape(-1).tolist():
+        expect(math.isfinite(value) and value >= 0, "finite times t of at least 0", f"{value:g} among them")
     return times
 
 
