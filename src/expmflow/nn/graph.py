@@ -17,7 +17,7 @@ class GraphNetwork(nn.Module):
     """Messages from an edge MLP of three layers, summed over the neighbours; then a node MLP of two; output from zero.
 
     m_i = Σ_j A_ij e(x_i, x_j), y_i = n(x_i, m_i). The first edge layer is linear in the pair, so it is two products per
-    node rather than one per edge; the last is linear, so it moves behind the sum.
+    node rather than one per edge; the last is linear, so it moves behind the sum. Weights start as in He et al. (2015).
 
     The context is the adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None: the complete graph.
 
@@ -34,6 +34,8 @@ class GraphNetwork(nn.Module):
         self.message = nn.Linear(hidden, hidden)
         self.node = nn.Linear(in_features + hidden, hidden)
         self.last = nn.Linear(hidden, out_features)
+        for layer in (self.receive, self.send, self.edge, self.message, self.node):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 

@@ -165,9 +165,9 @@ def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> 
 
 
 def _degrees(pattern: Pattern, weight: Tensor) -> tuple[Tensor, bool]:
-    """The sums of A's rows in float64, and whether A is symmetric: whether A u = Aᵀ u to rounding for a random positive u.
+    """The sums of A's rows in float64, and whether A is symmetric.
 
-    Equal weights give equal sums, others almost never.
+    It is where A u = Aᵀ u to rounding for a random positive u: equal weights give equal sums, others almost never.
     """
     generator = torch.Generator().manual_seed(0)
     u = (0.5 + torch.rand(pattern.size, generator=generator, dtype=torch.float64)).to(weight.device)
