@@ -58,14 +58,15 @@ def difference(nodes: int) -> float:
 def copy_weights(ours: Flow, plain: PlainGraphFlow) -> None:
     """Ours splits the first edge layer into what a node receives and what it sends; the rest is the same."""
     layers = iter(ours.transform)  # type: ignore[call-overload]
-    for subflow, (norm, mix, coupling) in zip(plain.subflows, zip(layers, layers, layers, strict=True), strict=True):
+    for subflow, (norm, mix, one, _, other) in zip(plain.subflows, zip(*[layers] * 5, strict=True), strict=True):
         assert isinstance(subflow, Subflow)
-        net = coupling.net
         subflow.shift.copy_(norm.shift)
         subflow.log_scale.copy_(norm.log_scale)
         subflow.weight.copy_(mix.matrix())
-        edges, nodes = subflow.net.edge_mlp, subflow.net.node_mlp
-        edges[0].weight.copy_(torch.cat([net.receive.weight, net.send.weight], dim=1))
-        edges[0].bias.copy_(net.receive.bias)
-        for copy, linear in ((edges[2], net.edge), (edges[4], net.message), (nodes[0], net.node), (nodes[2], net.last)):
-            copy.load_state_dict(linear.state_dict())
+        for plain_net, net in zip(subflow.nets, (one.net, other.net), strict=True):
+            edges, nodes = plain_net.edge_mlp, plain_net.node_mlp
+            edges[0].weight.copy_(torch.cat([net.receive.weight, net.send.weight], dim=1))
+            edges[0].bias.copy_(net.receive.bias)
+            same = {edges[2]: net.edge, edges[4]: net.message, nodes[0]: net.node, nodes[2]: net.last}
+            for copy, linear in same.items():
+                copy.load_state_dict(linear.state_dict())

@@ -39,7 +39,7 @@ class GraphNetwork(nn.Module):
 
 
 class Subflow(nn.Module):
-    """ActNorm, 1×1, affine coupling."""
+    """ActNorm, 1×1, and affine couplings by which the two halves of the features move each other."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
@@ -47,17 +47,22 @@ class Subflow(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(features))
         self.weight = nn.Parameter(torch.linalg.qr(torch.randn(features, features))[0])
         self.kept = features // 2
-        self.net = GraphNetwork(self.kept, 2 * (features - self.kept), hidden)
+        self.nets = nn.ModuleList(GraphNetwork(self.kept, 2 * (features - self.kept), hidden) for _ in range(2))
 
     def forward(self, x: Tensor, adjacency: Tensor) -> tuple[Tensor, Tensor]:
         nodes = x.shape[1]
         x = F.linear((x - self.shift) * torch.exp(self.log_scale), self.weight)
         logdet = nodes * (self.log_scale.sum() + torch.linalg.slogdet(self.weight)[1])
+        x, first = self.couple(x, self.nets[0], adjacency)
+        x = torch.cat([x[..., self.kept :], x[..., : self.kept]], dim=-1)
+        x, second = self.couple(x, self.nets[1], adjacency)
+        return x, logdet + first + second
+
+    def couple(self, x: Tensor, net: nn.Module, adjacency: Tensor) -> tuple[Tensor, Tensor]:
         x1, x2 = x[..., : self.kept], x[..., self.kept :]
-        s, t = self.net(x1, adjacency).chunk(2, dim=-1)
+        s, t = net(x1, adjacency).chunk(2, dim=-1)
         log_scale = 2 * torch.tanh(s / 2)
-        z = torch.cat([x1, x2 * torch.exp(log_scale) + t], dim=-1)
-        return z, logdet + log_scale.sum(dim=(1, 2))
+        return torch.cat([x1, x2 * torch.exp(log_scale) + t], dim=-1), log_scale.sum(dim=(1, 2))
 
 
 class PlainGraphFlow(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow import transforms as T
-from expmflow.nn import GraphInner, PowerConstraint, SpectralConstraint
+from expmflow.nn import GraphInner, GraphNetwork, PowerConstraint, SpectralConstraint
 
 BATCH = 3  # no other axis of a context has this length, so that it is plain which contexts belong to rows
 F64 = torch.float64
@@ -113,7 +113,10 @@ def randomise(layer: nn.Module) -> None:
             limited = any(isinstance(step, SpectralConstraint | PowerConstraint) for step in module)
             module.original.normal_(std=5.0 if limited else 1.0)
     for module in layer.modules():
-        if isinstance(module, GraphInner):  # five layers deep: their gains multiply
+        if isinstance(module, GraphNetwork):  # five layers deep: their gains multiply
+            for parameter in module.parameters():
+                parameter.mul_(0.5)
+        if isinstance(module, GraphInner):
             for part in module.modules():
                 if isinstance(part, parametrize.ParametrizationList):
                     part.original.div_(part.original.shape[1] ** 0.5)

@@ -62,9 +62,13 @@ def padded(sizes: list[int], nodes: int) -> Tensor:
 class TestLayers:
     @pytest.mark.parametrize("network", NETWORKS)
     def test_are_those_of_the_paper(self, network):
-        """ActNorm, 1×1, the exponential if there is one, coupling; three times unless told otherwise."""
+        """ActNorm, 1×1, the exponential if there is one, coupling; three times unless told otherwise.
+
+        Graph couplings move both halves of the features.
+        """
         middle = [T.GraphConvExp] if network == "gnf-exp" else []
-        expected = [T.ActNorm, T.Conv1x1, *middle, T.AffineCoupling]
+        again = [] if network == "coupling" else [T.Permute, T.AffineCoupling]
+        expected = [T.ActNorm, T.Conv1x1, *middle, T.AffineCoupling, *again]
         assert [type(layer) for layer in graph_flow(4, 2, network=network).transform] == 3 * expected
 
     @pytest.mark.parametrize("graph", ["weighted", "directed", "self-loops", "one node"])
@@ -280,8 +284,8 @@ class TestSampling:
         flow = graph_flow(2, 2, network=network, subflows=1, hidden=6).double().eval()
         with torch.no_grad():
             for parameter in flow.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            drawn, log_q = flow.sample_and_log_prob(4000, torch.zeros(2, 2, dtype=F64))
+                parameter.add_(0.05 * torch.randn_like(parameter))
+            drawn, log_q = flow.sample_and_log_prob(4000, 0.95 * (1 - torch.eye(2, dtype=F64)))
             ratio = (flow.log_prob(drawn) - log_q).exp()
         error = float(ratio.std()) / 4000**0.5
         assert 1e-4 < error < 0.05

@@ -18,7 +18,7 @@ COMPONENTS = 8  # of the mixtures in a sorted model
 def graph_flow(
     nodes: int, features: int, *, network: GraphNetworks = "gnf-exp", subflows: int = 3, hidden: int = 64
 ) -> Flow:
-    """Subflows of ActNorm, 1×1 and a coupling over the features; the paper's three models, and a better one.
+    """Subflows of ActNorm, 1×1 and couplings over the features; the paper's three models, and a better one.
 
     The context is the graph: an adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None for the
     complete graph. The two models with graph networks are equivariant, and take any number of nodes.
@@ -26,10 +26,11 @@ def graph_flow(
     Args:
         nodes: N; of the graph models, what is sampled where no context says how many nodes there are.
         features: of each node, at least two.
-        network: `"coupling"` has MLPs that see the whole graph as one vector, and no context; `"gnf"` graph networks;
-            `"gnf-exp"` a graph convolution exponential before each of these couplings, too. `"sorted"` puts the nodes
-            of complete graphs in the order of their first feature, which loses nothing where all orders are as likely,
-            and has mixture couplings of all their features at once.
+        network: `"coupling"` has MLPs that see the whole graph as one vector, and no context; `"gnf"` graph networks,
+            by which each half of the features moves the other in turn (Liu et al., 2019); `"gnf-exp"` a graph
+            convolution exponential before these, too. `"sorted"` puts the nodes of complete graphs in the order of
+            their first feature, which loses nothing where all orders are as likely, and has mixture couplings of all
+            their features at once.
         subflows: how often.
         hidden: features inside the networks.
 
@@ -48,14 +49,17 @@ def graph_flow(
     if network == "sorted":
         return _sorted_flow(nodes, features, subflows, hidden)
     kept = features // 2
+    sizes = (kept, 2 * (features - kept))
     layers: list[T.Transform] = []
     for _ in range(subflows):
         layers += [T.ActNorm(features, dim=-1), T.Conv1x1(features, dim=-1)]
         if network == "gnf-exp":
             layers.append(T.GraphConvExp(features))
-        sizes = (kept, 2 * (features - kept))
-        net = _FlatMLP(nodes, *sizes, hidden) if network == "coupling" else GraphNetwork(*sizes, hidden=hidden)
-        layers.append(T.AffineCoupling(net, features, dim=-1))
+        if network == "coupling":
+            layers.append(T.AffineCoupling(_FlatMLP(nodes, *sizes, hidden), features, dim=-1))
+            continue
+        one, other = (T.AffineCoupling(GraphNetwork(*sizes, hidden=hidden), features, dim=-1) for _ in range(2))
+        layers += [one, T.Permute([*range(kept, features), *range(kept)], dim=-1), other]
     return Flow(T.Chain(layers), NodeNormal((nodes, features)))
 
 

@@ -48,7 +48,7 @@ class _SumMessages(torch.autograd.Function):
         summed = torch.empty_like(receive)
         for place, first, second in _blocks(receive, 2):
             _hidden(receive[place], send[place], weight, bias, first, second)
-            torch.matmul(_rows(adjacency, place).unsqueeze(-2), second, out=summed[place].unsqueeze(-2))
+            torch.sum(second.mul_(_rows(adjacency, place).unsqueeze(-1)), 2, out=summed[place])
         return summed
 
     @staticmethod

@@ -87,7 +87,7 @@ class ImageModelConfig(_Section):
 
 
 class GraphModelConfig(_Section):
-    """A flow on the node features of graphs: subflows of ActNorm, 1×1 and a coupling."""
+    """A flow on the node features of graphs: subflows of ActNorm, 1×1 and couplings."""
 
     kind: Literal["graph"] = "graph"
     network: GraphNetworks = "gnf-exp"
