@@ -26,6 +26,7 @@ from expmflow.training.checkpoint import newest_checkpoint, remove_old, save_che
 from expmflow.training.config import Config
 from expmflow.training.distributed import processes
 from expmflow.training.job import OnSamples, OnStep, Report, Run
+from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import Average, build_optimizer, gradient_norm, learning_rate
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder, load, load_weights
@@ -62,6 +63,7 @@ def train(
         on_step: called with the number of each step that is done, as often as there are steps.
         model, data: in place of what the config describes.
     """
+    keep_freed_memory()
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     data = build_data(config.data, Randomness(config.train.seed)) if data is None else data
