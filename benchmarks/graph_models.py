@@ -44,13 +44,13 @@ def step(model: nn.Module, data: str) -> Callable[[], None]:
 
 @torch.no_grad()
 def difference(nodes: int) -> float:
-    """The largest relative difference of log-likelihoods when the plain model has our weights."""
+    """The largest relative difference of log-likelihoods when the plain model has our weights, in float64."""
     torch.manual_seed(0)
-    ours, plain = graph_flow(nodes, 2, network="gnf").eval(), PlainGraphFlow(2)
+    ours, plain = graph_flow(nodes, 2, network="gnf").double().eval(), PlainGraphFlow(2).double()
     for parameter in ours.parameters():  # the networks' outputs start at zero, where any two models agree
         parameter.add_(0.05 * torch.randn_like(parameter))
     copy_weights(ours, plain)
-    x = torch.randn(BATCH, nodes, 2)
+    x = torch.randn(BATCH, nodes, 2, dtype=torch.float64)
     a, b = ours(x), plain(x)
     return float(((a - b).abs() / b.abs()).max())
 

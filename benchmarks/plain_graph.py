@@ -73,7 +73,7 @@ class PlainGraphFlow(nn.Module):
         self.subflows = nn.ModuleList(Subflow(features, hidden) for _ in range(subflows))
 
     def forward(self, x: Tensor) -> Tensor:
-        adjacency = 1 - torch.eye(x.shape[1])
+        adjacency = 1 - torch.eye(x.shape[1], dtype=x.dtype)
         total = x.new_zeros(x.shape[0])
         for subflow in self.subflows:
             x, logdet = subflow(x, adjacency)
