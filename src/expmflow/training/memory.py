@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
     """Ask glibc to keep freed memory for later; systems with another allocator are left as they are.
 
     A step of training frees what the next one needs. Handed back and fetched again, every page of it is cleared by the
-    kernel: a tenth of a step on the CPU.
+    kernel, at each step.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
