@@ -36,11 +36,11 @@ class Coupling(Transform):
         self.numbers = numbers
 
     @abstractmethod
-    def _move(self, x: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
-        """z₂ and log dz₂/dx₂, entry by entry, of x₂ and `(numbers, *shape of x₂)`."""
+    def _move(self, x: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """z₂ and log dz₂/dx₂, entry by entry, of x₂ and so many `numbers` for each of its entries."""
 
     @abstractmethod
-    def _move_back(self, z: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    def _move_back(self, z: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """x₂ and log dx₂/dz₂."""
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
@@ -55,25 +55,25 @@ class Coupling(Transform):
     def _forward(self, x: Tensor, context: Any) -> Output:
         first, second = self._split(x)
         moved, slope = self._move(second, self._told(first, second, context))
-        return torch.cat([first, moved], dim=self.dim), slope.flatten(1).sum(1)
+        return torch.cat([first, moved], dim=self.dim), slope.sum(tuple(range(1, slope.ndim)))
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         first, second = self._split(z)
         moved, slope = self._move_back(second, self._told(first, second, context))
-        return torch.cat([first, moved], dim=self.dim), slope.flatten(1).sum(1)
+        return torch.cat([first, moved], dim=self.dim), slope.sum(tuple(range(1, slope.ndim)))
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         kept = self.channels // 2
         first, second = x.split([kept, self.channels - kept], dim=self.dim)
         return first, second
 
-    def _told(self, first: Tensor, second: Tensor, context: Any) -> Tensor:
+    def _told(self, first: Tensor, second: Tensor, context: Any) -> tuple[Tensor, ...]:
         with network_precision(first.device.type):
             out = self.net(first) if context is None else self.net(first, context)
         out = out.to(first.dtype)
         wanted = self.numbers * second.shape[self.dim]
         self._expect(out.shape[self.dim] == wanted, f"{wanted} channels from the network", out.shape[self.dim])
-        return out.unflatten(self.dim, (self.numbers, -1)).movedim(self.dim if self.dim == 1 else -2, 0)
+        return out.chunk(self.numbers, dim=self.dim)
 
 
 @final
@@ -94,11 +94,11 @@ class AffineCoupling(Coupling):
     def __init__(self, net: nn.Module, channels: int, *, dim: int = 1) -> None:
         super().__init__(net, channels, dim=dim, numbers=2)
 
-    def _move(self, x: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    def _move(self, x: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         log_scale, shift = bounded(told[0], LARGEST_LOG_SCALE), told[1]
         return torch.addcmul(shift, x, log_scale.exp()), log_scale
 
-    def _move_back(self, z: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    def _move_back(self, z: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         log_scale, shift = bounded(told[0], LARGEST_LOG_SCALE), told[1]
         return (z - shift) * (-log_scale).exp(), -log_scale
 

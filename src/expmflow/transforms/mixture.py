@@ -40,24 +40,30 @@ class MixtureCoupling(Coupling):
         super().__init__(net, channels, dim=dim, numbers=3 * components + 2)
         self.components = components
 
-    def _move(self, x: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    def _move(self, x: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         *mixture, log_scale, shift = self._parts(told)
         logit, slope = _mixture_logit(x, *mixture)
         return torch.addcmul(shift, logit, log_scale.exp()), slope + log_scale
 
-    def _move_back(self, z: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+    def _move_back(self, z: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         log_weights, means, log_widths, log_scale, shift = self._parts(told)
         logit = (z - shift) * (-log_scale).exp()
         x = _quantile(logit, log_weights, means, log_widths)
         return x, -_mixture_logit(x, log_weights, means, log_widths)[1] - log_scale
 
-    def _parts(self, told: Tensor) -> tuple[Tensor, ...]:
+    def _parts(self, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of the mixture `(components, *shape)` each, then s and t. The means start apart, or would never part."""
-        k = self.components
-        apart = torch.linspace(-1, 1, k, dtype=told.dtype, device=told.device) if k > 1 else told.new_zeros(1)
-        means = told[k : 2 * k] + apart.reshape(-1, *(1,) * (told.ndim - 1))
-        log_widths = bounded(told[2 * k : 3 * k], NARROWEST)
-        return torch.log_softmax(told[:k], 0), means, log_widths, bounded(told[-2], LARGEST_LOG_SCALE), told[-1]
+        k, (log_scale, shift) = self.components, told[-2:]
+        weights, means, widths = (torch.stack(told[start : start + k]) for start in (0, k, 2 * k))
+        apart = torch.linspace(-1, 1, k, dtype=shift.dtype, device=shift.device) if k > 1 else shift.new_zeros(1)
+        means = means + apart.reshape(-1, *(1,) * shift.ndim)
+        return (
+            torch.log_softmax(weights, 0),
+            means,
+            bounded(widths, NARROWEST),
+            bounded(log_scale, LARGEST_LOG_SCALE),
+            shift,
+        )
 
 
 def _mixture_logit(x: Tensor, log_weights: Tensor, means: Tensor, log_widths: Tensor) -> tuple[Tensor, Tensor]:
