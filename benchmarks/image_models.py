@@ -14,6 +14,7 @@ from torch import nn
 from expmflow import transforms as T
 from expmflow.models import image_flow
 from expmflow.training.config import OptimConfig
+from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import build_optimizer
 from plain_image import Conv1x1, ConvExp, Coupling, PlainImageFlow
 from timing import in_fresh_processes, medians, table
@@ -87,7 +88,9 @@ MODELS: dict[str, Callable[[str], nn.Module]] = {"plain": plain, "ours": ours}
 
 
 def step(name: str, mixing: str) -> Callable[[], None]:
-    """One step of training on images of noise, each with the optimizer as one gets it."""
+    """One step of training on images of noise, each with the optimizer as one gets it, ours as `train` runs it."""
+    if name == "ours":
+        keep_freed_memory()
     model = MODELS[name](mixing)
     plain = torch.optim.Adamax(model.parameters(), lr=1e-3)
     optimizer = plain if name == "plain" else build_optimizer(model, OptimConfig(optimizer="adamax"))

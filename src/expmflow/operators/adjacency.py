@@ -189,6 +189,7 @@ def coalesced(
     expect_type(edge_index.dtype == torch.int64, "edge_index of dtype torch.int64", edge_index.dtype)
     expect(edge_index.ndim == 2 and edge_index.shape[0] == 2, "edge_index of shape (2, E)", tuple(edge_index.shape))
     expect_count(num_nodes, "num_nodes", at_least=0)
+    edge_index = edge_index.contiguous()  # pairs come from sorting, and are slow to read apart
     if edge_index.numel():
         least, largest = (int(v) for v in torch.aminmax(edge_index))
         inside = least >= 0 and largest < num_nodes
