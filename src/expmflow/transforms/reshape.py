@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count
 from expmflow.transforms.base import Output, Transform
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def _still(x: Tensor) -> Tensor:
@@ -39,14 +44,13 @@ class Squeeze(Transform):
         (batch, channels, height, width), f = x.shape, self.factor
         fits = height % f == 0 and width % f == 0
         self._expect(fits, f"a height and width that {f} divides", (height, width))
-        blocks = x.reshape(batch, channels, height // f, f, width // f, f).permute(0, 2, 4, 1, 3, 5)
-        return blocks.reshape(batch, height // f, width // f, channels * f * f).permute(0, 3, 1, 2), _still(x)
+        shape = (batch, channels * f**2, height // f, width // f)  # which torch does not give an empty batch
+        return _channels_last(F.pixel_unshuffle(x, f).reshape(shape)), _still(x)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        (batch, channels, height, width), f = z.shape, self.factor
+        channels, f = z.shape[1], self.factor
         self._expect(channels % f**2 == 0, f"channels that {f**2} divides", channels)
-        blocks = z.reshape(batch, channels // f**2, f, f, height, width).permute(0, 4, 2, 5, 3, 1)
-        return blocks.reshape(batch, height * f, width * f, channels // f**2).permute(0, 3, 1, 2), _still(z)
+        return _channels_last(F.pixel_shuffle(z, f)), _still(z)
 
 
 @final
