@@ -17,7 +17,7 @@ from expmflow.training.config import OptimConfig
 from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import build_optimizer
 from plain_image import Conv1x1, ConvExp, Coupling, PlainImageFlow
-from timing import in_fresh_processes, medians, table
+from timing import medians_apart, table
 
 BATCH = 32
 EVENT = (3, 32, 32)
@@ -28,16 +28,14 @@ PROCESSES = 5
 def training_step(rounds: int) -> str:
     """Forward, backward and optimizer: time, memory, and that both compute the same.
 
-    A model that is trained has a process of its own, and so it has here, in turn with the other: two in one would share
-    what memory the process keeps.
+    A model that is trained has a process of its own, and so it has here: two in one would share what memory the process
+    keeps. Both take turns, step by step.
     """
     rows = []
     for mixing in MIXINGS:
-        times: dict[str, list[float]] = {name: [] for name in MODELS}
-        for _ in range(PROCESSES):
-            for name, known in times.items():
-                known += in_fresh_processes("image_models", "step_time", 1, name, mixing, rounds)
-        ms = {name: statistics.median(known) for name, known in times.items()}
+        arguments = {name: (name, mixing) for name in MODELS}
+        found = [medians_apart("image_models", "step", arguments, rounds) for _ in range(PROCESSES)]
+        ms = {name: statistics.median(times[name] for times in found) for name in MODELS}
         peaks = {name: peak(name, mixing) for name in MODELS}
         rows.append(
             [
@@ -51,11 +49,6 @@ def training_step(rounds: int) -> str:
         )
     header = ["mixing", "plain, ms", "ours, ms", "ratio", "plain, MiB", "ours, MiB", "ratio", "same weights, off by"]
     return table(header, rows)
-
-
-def step_time(name: str, mixing: str, rounds: int) -> float:
-    """Milliseconds of one model."""
-    return medians({name: step(name, mixing)}, rounds)[name]
 
 
 def ours(mixing: str) -> nn.Module:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,36 @@ def in_fresh_processes(module: str, function: str, processes: int, *arguments: f
     folder = Path(__file__).parent
     found = [subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True) for _ in range(processes)]
     return [json.loads(run.stdout.splitlines()[-1]) for run in found]
+
+
+def medians_apart(
+    module: str, function: str, candidates: Mapping[str, tuple[str, ...]], rounds: int
+) -> dict[str, float]:
+    """As `medians`, of what `module.function` makes of each candidate's arguments, in a process of its own."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    with ExitStack() as stack:
+        workers = {}
+        for name, arguments in candidates.items():
+            call = f"import timing, {module}; timing.answer({module}.{function}(*{arguments!r}))"
+            command, pipe = [sys.executable, "-c", call], subprocess.PIPE
+            worker = subprocess.Popen(command, cwd=Path(__file__).parent, stdin=pipe, stdout=pipe, text=True)
+            workers[name] = stack.enter_context(worker)
+        for _ in range(rounds):
+            for name, worker in workers.items():
+                print(file=worker.stdin, flush=True)
+                times[name].append(float(worker.stdout.readline()))  # type: ignore[union-attr]
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def answer(candidate: Callable[[], object]) -> None:
+    """Milliseconds of the candidate for each line that comes in, the last of three in a row."""
+    candidate()
+    for _ in sys.stdin:
+        candidate()
+        candidate()
+        start = time.perf_counter()
+        candidate()
+        print(1e3 * (time.perf_counter() - start), flush=True)
 
 
 def geometric_mean(values: list[float]) -> float:
