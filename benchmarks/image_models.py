@@ -22,7 +22,7 @@ from timing import medians_apart, table
 BATCH = 32
 EVENT = (3, 32, 32)
 MIXINGS = {"1x1": ("1x1", None), "convexp, norms 0.7": ("convexp", 0.7), "convexp, norms 0.9": ("convexp", 0.9)}
-PROCESSES = 5
+PROCESSES = 3
 
 
 def training_step(rounds: int) -> str:

@@ -27,6 +27,7 @@ FEATURES = 8
 TIMES = [1.0, 10.0]
 CHECKED = 100_000  # nodes: beyond, SciPy is not run once more for its result
 LONGEST = 1_000_000  # nodes × t: SciPy would take a minute beyond
+REST = 0.1  # seconds
 BUDGET = 2.0  # seconds for the repetitions of one candidate; one run of it counts if it takes longer
 
 
@@ -141,7 +142,8 @@ def memory(_: int) -> str:
 
 def _seconds(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Medians over rounds in turn. As in `medians`, what is quick runs three times in a row, and the last counts; what
-    takes long runs once and is not warmed up.
+    takes long runs once and is not warmed up. Before each, the threads of the one before come to rest: those of NumPy's
+    linear algebra keep a core busy for a while after SciPy has returned.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(max(2, rounds)):
@@ -149,7 +151,8 @@ def _seconds(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[s
             known = times[name]
             if known and (sum(known) + min(known) > BUDGET):
                 continue
-            for _ in range(2 if known and 100 * known[0] < BUDGET else 0):
+            time.sleep(REST)
+            for _ in range(2 if known and 20 * known[0] < BUDGET else 0):
                 candidate()
             start = time.perf_counter()
             candidate()
