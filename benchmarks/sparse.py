@@ -27,7 +27,7 @@ FEATURES = 8
 TIMES = [1.0, 10.0]
 CHECKED = 100_000  # nodes: beyond, SciPy is not run once more for its result
 LONGEST = 1_000_000  # nodes × t: SciPy would take a minute beyond
-REST = 0.1  # seconds
+REST = 0.1  # seconds before each candidate
 BUDGET = 2.0  # seconds for the repetitions of one candidate; one run of it counts if it takes longer
 
 
@@ -142,8 +142,7 @@ def memory(_: int) -> str:
 
 def _seconds(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Medians over rounds in turn. As in `medians`, what is quick runs three times in a row, and the last counts; what
-    takes long runs once and is not warmed up. Before each, the threads of the one before come to rest: those of NumPy's
-    linear algebra keep a core busy for a while after SciPy has returned.
+    takes long runs once and is not warmed up. Before each, the threads of the one before may come to rest.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for round_ in range(max(2, rounds)):
