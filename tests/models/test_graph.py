@@ -62,13 +62,13 @@ def padded(sizes: list[int], nodes: int) -> Tensor:
 class TestLayers:
     @pytest.mark.parametrize("network", NETWORKS)
     def test_are_those_of_the_paper(self, network):
-        """ActNorm, 1×1, the exponential if there is one, coupling; three times unless told otherwise.
+        """ActNorm, 1×1, coupling; three times unless told otherwise.
 
-        Graph couplings move both halves of the features.
+        Graph networks move both halves of the features; an exponential, if there are any, precedes each coupling.
         """
-        middle = [T.GraphConvExp] if network == "gnf-exp" else []
-        again = [] if network == "coupling" else [T.Permute, T.AffineCoupling]
-        expected = [T.ActNorm, T.Conv1x1, *middle, T.AffineCoupling, *again]
+        coupling = [T.GraphConvExp, T.AffineCoupling] if network == "gnf-exp" else [T.AffineCoupling]
+        again = [] if network == "coupling" else [T.Permute, *coupling]
+        expected = [T.ActNorm, T.Conv1x1, *coupling, *again]
         assert [type(layer) for layer in graph_flow(4, 2, network=network).transform] == 3 * expected
 
     @pytest.mark.parametrize("graph", ["weighted", "directed", "self-loops", "one node"])

@@ -28,9 +28,9 @@ def graph_flow(
         features: of each node, at least two.
         network: `"coupling"` has MLPs that see the whole graph as one vector, and no context; `"gnf"` graph networks,
             by which each half of the features moves the other in turn (Liu et al., 2019); `"gnf-exp"` a graph
-            convolution exponential before these, too. `"sorted"` puts the nodes of complete graphs in the order of
-            their first feature, which loses nothing where all orders are as likely, and has mixture couplings of all
-            their features at once.
+            convolution exponential before each of their couplings, too. `"sorted"` puts the nodes of complete graphs
+            in the order of their first feature, which loses nothing where all orders are as likely, and has mixture
+            couplings of all their features at once.
         subflows: how often.
         hidden: features inside the networks.
 
@@ -50,16 +50,19 @@ def graph_flow(
         return _sorted_flow(nodes, features, subflows, hidden)
     kept = features // 2
     sizes = (kept, 2 * (features - kept))
+
+    def moving() -> list[T.Transform]:
+        """A coupling with a graph network, in gnf-exp with its exponential."""
+        exponential = [T.GraphConvExp(features)] if network == "gnf-exp" else []
+        return [*exponential, T.AffineCoupling(GraphNetwork(*sizes, hidden=hidden), features, dim=-1)]
+
     layers: list[T.Transform] = []
     for _ in range(subflows):
         layers += [T.ActNorm(features, dim=-1), T.Conv1x1(features, dim=-1)]
-        if network == "gnf-exp":
-            layers.append(T.GraphConvExp(features))
         if network == "coupling":
             layers.append(T.AffineCoupling(_FlatMLP(nodes, *sizes, hidden), features, dim=-1))
-            continue
-        one, other = (T.AffineCoupling(GraphNetwork(*sizes, hidden=hidden), features, dim=-1) for _ in range(2))
-        layers += [one, T.Permute([*range(kept, features), *range(kept)], dim=-1), other]
+        else:
+            layers += [*moving(), T.Permute([*range(kept, features), *range(kept)], dim=-1), *moving()]
     return Flow(T.Chain(layers), NodeNormal((nodes, features)))
 
 
