@@ -40,7 +40,7 @@ class SpectralConstraint(nn.Module):
         groups: channel blocks that do not mix.
     """
 
-    waves: Tensor
+    turns: Tensor
     right: Tensor
     peak: Tensor
     seen: Tensor
@@ -52,9 +52,9 @@ class SpectralConstraint(nn.Module):
         expect(coeff > 0 and math.isfinite(coeff), "a positive coeff", coeff)
         self.coeff = coeff
         self.groups = groups
-        waves, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
-        vectors = torch.randn(waves.shape[1], groups, weight.shape[1], 2, generator=torch.Generator().manual_seed(0))
-        self.register_buffer("waves", waves.to(weight), persistent=False)
+        turns, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
+        vectors = torch.randn(len(turns), groups, weight.shape[1], 2, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("turns", turns.to(weight), persistent=False)
         self.register_buffer("right", (vectors / _length(vectors)).to(weight))
         self.register_buffer("peak", torch.zeros((), dtype=torch.int64, device=weight.device))
         self.register_buffer("seen", torch.zeros(1, dtype=weight.dtype, device=weight.device))
@@ -63,10 +63,9 @@ class SpectralConstraint(nn.Module):
     @torch.no_grad()
     def update(self, weight: Tensor, rounds: int = 1) -> None:
         """Rounds of v ← K̂ᴴ K̂ v at every frequency; the one with the largest ‖K̂ᴴ K̂ v‖ / ‖v‖ is the peak."""
-        matrices = weight.reshape(self.groups, -1, weight.shape[1:].numel())
-        v = self.right
+        matrices, v = weight.reshape(self.groups, -1, weight.shape[1:].numel()), self.right
         for _ in range(rounds):
-            back = _there_and_back(matrices, self.waves, v)
+            back = _there_and_back(matrices, self.turns, v)
             length = _length(back)
             v = torch.where(length > 0, back / length, v)  # a weight that is zero teaches nothing
             self.peak.copy_(length.argmax())
@@ -75,12 +74,12 @@ class SpectralConstraint(nn.Module):
 
     def norm(self, weight: Tensor) -> Tensor:
         """The estimate of σ, with a gradient in the weight."""
-        frequency, group = self.peak // self.groups, self.peak % self.groups
-        block = weight.unflatten(0, (self.groups, -1)).index_select(0, group.reshape(1))
-        wave = self.waves.index_select(1, frequency.reshape(1))
-        v = self.right.flatten(0, 1).index_select(0, self.peak.reshape(1)).unsqueeze(0)
-        real, imaginary = _symbol(block, wave)
-        return torch.linalg.vector_norm(_product(real, imaginary, v)) * self.slack
+        peak, block = self.peak.reshape(1), weight
+        if self.groups > 1:
+            block = weight.unflatten(0, (self.groups, -1)).index_select(0, peak % self.groups).squeeze(0)
+        v, turn = self.right.flatten(0, 1).index_select(0, peak), self.turns.index_select(0, peak // self.groups)
+        spread = (v @ turn).reshape(*v.shape[1:], -1).transpose(1, 2)
+        return torch.linalg.vector_norm(block.flatten(1) @ spread.reshape(-1, 2)) * self.slack
 
     def forward(self, weight: Tensor) -> Tensor:
         with torch.autocast(weight.device.type, enabled=False):  # networks may be coarse, their constraints are not
@@ -190,7 +189,7 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
         if _tracking.suspended:
             stays = constraint.seen == _mark(weight).to(constraint.seen.dtype)
             if torch.compiler.is_compiling():  # a graph cannot ask, but it can choose
-                kept = {key: value.clone() for key, value in constraint.named_buffers() if key != "waves"}
+                kept = {key: value.clone() for key, value in constraint.named_buffers() if key != "turns"}
             elif bool(stays):
                 return
         if isinstance(constraint, PowerConstraint):
@@ -213,7 +212,10 @@ def _mark(weight: Tensor) -> Tensor:
 
 
 def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[Tensor, float]:
-    """Cosines and sines `(2, frequencies, taps)` on the grid, and the factor that makes its maximum a bound."""
+    """What a complex number, as a row of two, becomes at each tap: `(frequencies, 2, 2 · taps)` on a grid.
+
+    And the factor that makes the maximum over the grid a bound over all frequencies.
+    """
     taps, frequencies, slack = torch.zeros(1, 0, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64), 1.0
     for axis, k in enumerate(kernel_sizes):
         degree = k // 2
@@ -223,7 +225,8 @@ def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[
         frequencies = _pairs(frequencies, 2 * math.pi / size * torch.arange(kept, dtype=torch.float64))
         slack /= math.cos(math.pi * degree / size)
     angles = frequencies @ taps.T
-    return torch.stack([angles.cos(), angles.sin()]), slack
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)], dim=1), slack
 
 
 def _pairs(rows: Tensor, column: Tensor) -> Tensor:
@@ -231,34 +234,16 @@ def _pairs(rows: Tensor, column: Tensor) -> Tensor:
     return torch.cat([rows.repeat_interleave(len(column), 0), column.repeat(len(rows)).unsqueeze(1)], dim=1)
 
 
-def _symbol(blocks: Tensor, waves: Tensor) -> Tensor:
-    """The matrices of weight blocks `(groups, out, in, *k)` at each frequency: `(2, frequencies, groups, out, in)`.
-
-    Real and imaginary parts stand apart, so that all state and arithmetic is real.
-    """
-    shape = blocks.shape[:3]
-    return (waves @ blocks.reshape(shape.numel(), -1).T).reshape(*waves.shape[:2], *shape)
-
-
-def _there_and_back(matrices: Tensor, waves: Tensor, v: Tensor) -> Tensor:
+def _there_and_back(matrices: Tensor, turns: Tensor, v: Tensor) -> Tensor:
     """K̂ᴴ K̂ v for one vector `(groups, in, 2)` at each frequency, `v` holding all of them.
 
-    K̂ is never formed: each vector times the waves of its frequency, one for each tap, is what the weight itself,
-    `matrices` of shape `(groups, out, in · taps)`, takes.
+    K̂ is never formed: each vector, turned as its frequency says for every tap, is what the weight itself, `matrices` of
+    shape `(groups, out, in · taps)`, takes.
     """
-    cos, sin = waves.unsqueeze(2)
-    real, imaginary = v.permute(3, 1, 0, 2).unsqueeze(-1)
-    spread = torch.stack([real * cos - imaginary * sin, imaginary * cos + real * sin], dim=1)
-    back = (spread.flatten(3).flatten(1, 2) @ matrices.mT @ matrices).reshape(spread.shape)
-    real, imaginary = back.unbind(1)
-    sums = [(real * cos + imaginary * sin).sum(-1), (imaginary * cos - real * sin).sum(-1)]
-    return torch.stack(sums, dim=-1).transpose(0, 1)
-
-
-def _product(real: Tensor, imaginary: Tensor, v: Tensor) -> Tensor:
-    """(R + iS) v for complex vectors `(..., in, 2)`."""
-    r, s = real @ v, imaginary @ v
-    return torch.stack([r[..., 0] - s[..., 1], r[..., 1] + s[..., 0]], dim=-1)
+    frequencies, groups, channels, _ = v.shape
+    spread = (v.flatten(1, 2) @ turns).reshape(frequencies, groups, channels, 2, -1).permute(1, 0, 3, 2, 4)
+    back = (spread.flatten(3).flatten(1, 2) @ matrices.mT @ matrices).reshape(spread.shape).permute(1, 0, 3, 2, 4)
+    return (back.flatten(3).flatten(1, 2) @ turns.mT).reshape(v.shape)
 
 
 def _length(v: Tensor) -> Tensor:

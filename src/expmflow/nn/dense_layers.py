@@ -10,7 +10,7 @@ from torch import Tensor
 
 from expmflow.nn.fused import must_record, recorded_vjp, transformed
 
-NARROW = 16  # matrices of fewer columns are multiplied slower than ones of so many
+COLUMNS = 16  # matrices are multiplied fastest in multiples of so many
 
 
 def dense_network(x: Tensor, *weights: Tensor) -> Tensor:
@@ -46,24 +46,31 @@ def _parts(weights: tuple[Tensor, ...]) -> tuple[Any, list[Any], Any, Any]:
 
 
 class _DenseNetwork(torch.autograd.Function):
-    """Matrices have a row per point and a column per channel."""
+    """Matrices have a row per point and a column per channel.
+
+    The first 1×1 and the gate's a are linear, and what follows them is, too. So neither is computed: what reads h reads
+    x, which has fewer channels, through a product of two small matrices, and W a is one more product of that kind.
+    Biases are the weights of a column of ones beside x.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        (first, first_bias), layers, (gate, gate_bias), (last, last_bias) = _parts(weights)
-        growth, insides, rows = len(first), [], _matrix(x)
-        dense = x.new_empty(len(rows), growth * (len(layers) + 1))
-        torch.addmm(first_bias, rows, first.flatten(1).T, out=dense[:, :growth])
-        for known, (mix, mix_bias, conv, conv_bias) in enumerate(layers, 1):
-            inside = torch.addmm(mix_bias, dense[:, : growth * known], mix.flatten(1).T).relu_()
-            added = F.conv2d(_image(inside, x), conv, conv_bias, padding=1)
-            torch.clamp_min(_matrix(added), 0, out=dense[:, growth * known : growth * (known + 1)])
-            insides.append(inside)
-        gated = torch.addmm(gate_bias, dense, _with_residual(gate, growth).T)
-        body, b, c = gated.split(growth, dim=1)
-        body.addcmul_(b, c.sigmoid_())
+        first, layers, gate, last, last_bias = _joined(weights)
+        growth, stem, body = len(first), _stem(first), _with_residual(gate)
+        head, insides, folded = _head(gate, body, last, last_bias), [], []
+        dense = _beside(x, stem.shape[1], growth * len(layers))
+        for known, (mix, conv, conv_bias) in enumerate(layers):
+            new = slice(stem.shape[1] + growth * known, stem.shape[1] + growth * (known + 1))
+            folded.append(_folded(mix, stem))
+            insides.append((dense[:, : new.start] @ folded[-1].T).relu_())
+            added = F.conv2d(_image(insides[-1], x), conv, conv_bias, padding=1)
+            torch.clamp_min(_matrix(added), 0, out=dense[:, new])
+        folded.append(_folded(head, stem))
+        gated = dense @ folded[-1].T
+        b, c, linear = gated.split([growth, growth, len(last)], dim=1)
         ctx.save_for_backward(x, *weights, dense, gated, *insides)
-        return _image(torch.addmm(last_bias, body, last.flatten(1).T), x)
+        ctx.small = stem, body, head, layers, last, folded  # of the size of weights
+        return _image(torch.addmm(linear, b * c.sigmoid_(), last.T), x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,30 +78,34 @@ class _DenseNetwork(torch.autograd.Function):
         (x, *weights), (dense, gated, *insides) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled() or transformed(grad):
             return recorded_vjp(_formula, (x, *weights), ctx.needs_input_grad, grad)
-        (first, _), layers, (gate, _), (last, _) = _parts(tuple(weights))
-        growth, back = len(first), _matrix(grad)
-        body, b, sigmoid = gated.split(growth, dim=1)
-        found = [back.sum(0), (back.T @ body).view_as(last)]  # the last first
+        stem, body, head, layers, last, folded = ctx.small
+        growth, back = len(body), _matrix(grad)
+        b, sigmoid, _ = gated.split([growth, growth, len(last)], dim=1)
         to_gated = torch.empty_like(gated)
-        to_body, to_b, to_c = to_gated.split(growth, dim=1)
-        torch.mm(back, last.flatten(1), out=to_body)
-        torch.mul(to_body, sigmoid, out=to_b)
-        torch.mul(to_body, b, out=to_c)
-        _sigmoid_backward(to_c, sigmoid, grad_input=to_c)
-        found += [to_gated.sum(0), (to_gated.T @ dense).view_as(gate)]
-        to_dense = torch.mm(to_gated, _with_residual(gate, growth))
-        for known in range(len(layers), 0, -1):
-            inside, (mix, _, conv, _) = insides[known - 1], layers[known - 1]
-            new = slice(growth * known, growth * (known + 1))
+        to_b, to_c, to_linear = to_gated.split([growth, growth, len(last)], dim=1)
+        to_linear.copy_(back)
+        to_product = back @ last
+        torch.mul(to_product, sigmoid, out=to_b)
+        _sigmoid_backward(to_product.mul_(b), sigmoid, grad_input=to_c)
+        to_stem = torch.zeros_like(stem)
+        to_head = _unfolded(to_gated.T @ dense, head, stem, to_stem)
+        to_rest, to_last_of_a = to_head.split([2 * growth, len(last)])
+        to_last = torch.addmm(to_last_of_a @ body.T, back.T, b * sigmoid)
+        found = [to_last_of_a[:, 0], to_last, *_apart(torch.cat([last.T @ to_last_of_a, to_rest]))]  # the last first
+        to_dense = to_gated @ folded[-1]
+        for known in reversed(range(len(layers))):
+            inside, (mix, conv, _) = insides[known], layers[known]
+            new = slice(stem.shape[1] + growth * known, stem.shape[1] + growth * (known + 1))
             back = _relu_backward(to_dense[:, new], dense[:, new], 0)
             to_inside, to_conv, to_conv_bias = _conv_backward(_image(back, x), _image(inside, x), conv)
             back = _relu_backward(_matrix(to_inside), inside, 0)
-            to_mix = (back.T @ dense[:, : growth * known]).view_as(mix)
-            found += [to_conv_bias, to_conv, back.sum(0), to_mix]
-            to_dense[:, : growth * known].addmm_(back, mix.flatten(1))
-        to_h = to_dense[:, :growth]
-        found += [to_h.sum(0), (_matrix(x).T @ to_h).T.reshape(first.shape)]
-        return _image(_wide_product(to_h, first.flatten(1)), x), *reversed(found)
+            to_mix = _unfolded(back.T @ dense[:, : new.start], mix, stem, to_stem)
+            found += [to_conv_bias, to_conv, *_apart(to_mix)]
+            to_dense[:, : new.start].addmm_(back, folded[known])
+        channels = x.shape[1]
+        found += _apart(to_stem[1:, : channels + 1])
+        shaped = (g.reshape(w.shape) for g, w in zip(reversed(found), weights, strict=True))
+        return _image(to_dense[:, 1 : channels + 1], x), *shaped
 
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
@@ -108,17 +119,67 @@ def _conv_backward(grad: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Ten
     return _convolution_backward(grad, x, kernel, [len(kernel)], stride, padding, dilation, *more)
 
 
-def _with_residual(gate: Tensor, growth: int) -> Tensor:
-    """The gate's matrix that gives (h + a, b, c)."""
-    matrix = gate.flatten(1).clone()
-    matrix.diagonal()[:growth].add_(1)
-    return matrix
+def _joined(weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Any], Tensor, Tensor, Tensor]:
+    """As matrices, those of the 1×1 with their biases as the column before them; the last without."""
+    first, layers, gate, (last, last_bias) = _parts(weights)
+    rest = [(_together(mix, mix_bias), conv, conv_bias) for mix, mix_bias, conv, conv_bias in layers]
+    return _together(*first), rest, _together(*gate), last.flatten(1), last_bias
 
 
-def _wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b, with columns of zeros to b where it has few."""
-    columns = b.shape[1]
-    return a @ b if columns >= NARROW else (a @ F.pad(b, (0, NARROW - columns)))[:, :columns]
+def _together(weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.cat([bias.unsqueeze(1), weight.flatten(1)], dim=1)
+
+
+def _apart(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The bias and the weight."""
+    return matrix[:, 0], matrix[:, 1:]
+
+
+def _stem(first: Tensor) -> Tensor:
+    """(1, h) of (1, x, zeros)."""
+    growth, columns = first.shape
+    stem = first.new_zeros(growth + 1, -(-columns // COLUMNS) * COLUMNS)
+    stem[0, 0] = 1
+    stem[1:, :columns] = first
+    return stem
+
+
+def _beside(x: Tensor, width: int, more: int) -> Tensor:
+    """The matrix (1, x, zeros) of `width` columns, and `more` that are yet to be filled."""
+    rows, channels = _matrix(x), x.shape[1]
+    dense = rows.new_empty(len(rows), width + more)
+    dense[:, 0] = 1
+    dense[:, 1 : channels + 1] = rows
+    dense[:, channels + 1 : width] = 0
+    return dense
+
+
+def _with_residual(gate: Tensor) -> Tensor:
+    """What gives h + a of (1, h, …)."""
+    growth = len(gate) // 3
+    body = gate[:growth].clone()
+    body[:, 1:].diagonal().add_(1)
+    return body
+
+
+def _head(gate: Tensor, body: Tensor, last: Tensor, last_bias: Tensor) -> Tensor:
+    """What gives b, c and W (h + a) of (1, h, …)."""
+    linear = last @ body
+    linear[:, 0] += last_bias
+    return torch.cat([gate[len(body) :], linear])
+
+
+def _folded(matrix: Tensor, stem: Tensor) -> Tensor:
+    """A matrix that reads (1, h, …), for (1, x, zeros, …)."""
+    read = len(stem)
+    return torch.cat([matrix[:, :read] @ stem, matrix[:, read:]], dim=1)
+
+
+def _unfolded(grad: Tensor, matrix: Tensor, stem: Tensor, to_stem: Tensor) -> Tensor:
+    """The gradient of that matrix from the one of the folded; `to_stem` takes its share."""
+    read, width = stem.shape
+    to_stem.addmm_(matrix[:, :read].T, grad[:, :width])
+    return torch.cat([grad[:, :width] @ stem.T, grad[:, width:]], dim=1)
 
 
 def _matrix(image: Tensor) -> Tensor:
@@ -129,4 +190,4 @@ def _matrix(image: Tensor) -> Tensor:
 def _image(matrix: Tensor, like: Tensor) -> Tensor:
     """`(points, C)` as `(batch, C, h, w)`, channels last."""
     batch, _, height, width = like.shape
-    return matrix.view(batch, height, width, matrix.shape[1]).permute(0, 3, 1, 2)
+    return matrix.unflatten(0, (batch, height, width)).permute(0, 3, 1, 2)
