@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import expmflow as ef
+from expmflow.numerics import heat
 from expmflow.numerics.decay import terms_needed, weights
 from expmflow.numerics.heat import plan_heat
 from heat_cases import DTYPES, KINDS, dense_kernel, edges_of, graphs
@@ -251,6 +252,61 @@ def test_parallel_edges_add_up_and_order_does_not_matter():
     once, weight = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([2.0, 2, 1, 1], dtype=F64)
     for kind in KINDS:
         torch.testing.assert_close(ef.heat_kernel(twice, x, 1.0, kind), ef.heat_kernel(once, x, 1.0, kind, weight))
+
+
+class TestTheGraphThatIsRemembered:
+    """A graph that was seen before saves work, and is never taken for another."""
+
+    RING = torch.stack([torch.arange(6), torch.arange(1, 7) % 6])
+    X = torch.eye(6, dtype=F64)
+
+    def fresh(self, edges: torch.Tensor, x: torch.Tensor = X, t: float = 0.7, *args, **options) -> torch.Tensor:
+        ef.heat_kernel(torch.tensor([[0, 1], [1, 0]]), torch.ones(2), 1.0)  # another graph in between
+        return ef.heat_kernel(edges, x, t, *args, **options)
+
+    def test_saves_the_work(self, monkeypatch):
+        expected = self.fresh(self.RING)
+        monkeypatch.setattr(heat, "_problem", None)
+        assert torch.equal(ef.heat_kernel(self.RING.clone(), self.X, 0.7), expected)
+
+    def test_edges_and_weights_may_change_in_place(self):
+        array = self.RING.numpy().copy()  # which torch does not hear of
+        edges, weight = torch.from_numpy(array), torch.ones(6, dtype=F64)
+        first = self.fresh(edges, self.X, 0.7, "rw", weight)
+        array[:, 0] = [0, 3]
+        assert torch.equal(ef.heat_kernel(edges, self.X, 0.7, "rw", weight), self.fresh(edges, self.X, 0.7, "rw"))
+        weight[0] = 5.0
+        expected = self.fresh(edges.clone(), self.X, 0.7, "rw", weight.clone())
+        ef.heat_kernel(edges, self.X, 0.7, "rw", torch.ones(6, dtype=F64))
+        assert torch.equal(ef.heat_kernel(edges, self.X, 0.7, "rw", weight), expected)
+        assert torch.equal(ef.heat_kernel(self.RING, self.X, 0.7, "rw", torch.ones(6, dtype=F64)), first)
+
+    def test_laplacian_dtype_and_nodes_are_part_of_it(self):
+        calls = [(self.X, "sym"), (self.X, "comb"), (self.X.float(), "comb"), (torch.eye(7, dtype=F64), "comb")]
+        expected = [self.fresh(self.RING, x, 0.7, kind) for x, kind in calls]
+        for (x, kind), z in zip(calls, expected, strict=True):
+            assert torch.equal(ef.heat_kernel(self.RING, x, 0.7, kind), z)
+
+    def test_weights_with_a_gradient_keep_it(self):
+        weight = torch.ones(6, dtype=F64)
+        ef.heat_kernel(self.RING, self.X, 0.7, edge_weight=weight)
+        z = ef.heat_kernel(self.RING, self.X, 0.7, edge_weight=weight.requires_grad_())
+        (grad,) = torch.autograd.grad(z[0, 1], weight)
+        assert float(grad.abs().sum()) > 0
+
+    def test_gradients_after_inference(self):
+        with torch.inference_mode():
+            self.fresh(self.RING)
+        x = self.X.clone().requires_grad_()
+        ef.heat_kernel(self.RING, x, 0.7).sum().backward()
+        torch.testing.assert_close(x.grad, self.fresh(self.RING.flip(0), torch.ones_like(x)))
+
+    def test_large_graphs_are_forgotten(self, monkeypatch):
+        monkeypatch.setattr(heat, "REMEMBERED", 5)
+        self.fresh(self.RING)
+        monkeypatch.setattr(heat, "_problem", lambda *args: pytest.fail("asked again"))
+        with pytest.raises(pytest.fail.Exception):
+            ef.heat_kernel(self.RING, self.X, 0.7)
 
 
 def test_neither_the_input_nor_the_weights_are_written_to():

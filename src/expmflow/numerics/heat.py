@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
 from expmflow.numerics.decay import Basis, terms_needed, weights
@@ -20,6 +21,7 @@ from expmflow.operators.sparse import Pattern
 
 Laplacian = Literal["sym", "rw", "comb"]
 
+REMEMBERED = 2**18  # edges, up to which the last graph is remembered: a few megabytes
 _ROUNDINGS = 16  # by which two weights may differ and still be one edge's, in units of their dtype's spacing
 
 
@@ -57,7 +59,7 @@ def heat_kernel(
     Cost:
         About √(2τ log(1/tol)) sparse products, with τ = t, or for `"comb"` t times the mean of a node's degree and its
         neighbours', where it is largest; on directed graphs about τ. Several times cost the products of the largest. No
-        N × N matrix is formed.
+        N × N matrix is formed. Of a small graph what was found out is remembered until the next one comes.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -73,9 +75,8 @@ def heat_kernel(
     if edge_weight is not None:
         expect_tensor(edge_weight, "edge_weight")
         expect_alike([("x", x), ("edge_weight", edge_weight)])
-    rows, cols, weight = coalesced(edge_index, nodes, edge_weight, like=x)
     with torch.autocast(device_type=x.device.type, enabled=False):
-        problem = _problem(laplacian, rows, cols, weight, nodes)
+        problem = _last_graph.problem(laplacian, edge_index, edge_weight, nodes, x)
         if x.numel() == 0:
             return x.expand(*times.shape, *x.shape).clone()
         nodes_first = x.movedim(-2, 0) if x.ndim == 3 else x
@@ -106,6 +107,42 @@ class _Problem(NamedTuple):
     rate: float = 1.0
     scale: Tensor | None = None
     kept: Tensor | None = None
+
+
+class _LastGraph:
+    """What was found out about the last small graph: loops ask for the same one again and again.
+
+    Its edges are copied, and compared at each call, so that nobody need say that they have changed.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[Any, ...], Tensor, Tensor | None, _Problem] | None = None
+
+    def problem(
+        self, laplacian: Laplacian, edge_index: Tensor, edge_weight: Tensor | None, nodes: int, x: Tensor
+    ) -> _Problem:
+        asked, known = (laplacian, nodes, x.dtype, x.device), self._known
+        fixed = edge_weight is None or not (edge_weight.requires_grad or is_functorch_wrapped_tensor(edge_weight))
+        if fixed and known is not None and known[0] == asked:
+            _, edges, weight, problem = known
+            if _are_equal(edges, edge_index) and _are_equal(weight, edge_weight):
+                return problem
+        small = isinstance(edge_index, Tensor) and edge_index.numel() <= 2 * REMEMBERED
+        if not (small and fixed) or torch.is_inference_mode_enabled():
+            return _problem(laplacian, *coalesced(edge_index, nodes, edge_weight, like=x), nodes)
+        edges, weight = edge_index.clone(), None if edge_weight is None else edge_weight.clone()
+        problem = _problem(laplacian, *coalesced(edges, nodes, weight, like=x), nodes)
+        self._known = asked, edges, weight, problem
+        return problem
+
+
+_last_graph = _LastGraph()
+
+
+def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return a is b
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
 def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, nodes: int) -> _Problem:
