@@ -202,6 +202,8 @@ def test_or_is_counted_and_the_run_goes_on(tmp_path: Path) -> None:
     assert "nonfinite_validations" not in first
     assert second["nonfinite_validations"] == third["nonfinite_validations"] == 1
     assert math.isfinite(third["validation_nll"])
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():  # for readers that take JSON at its word
+        json.loads(line, parse_constant=pytest.fail)
 
 
 def test_validations_that_are_not_finite_use_up_the_patience(tmp_path: Path) -> None:

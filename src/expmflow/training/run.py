@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,13 +83,13 @@ class RunFolder:
     def append_metrics(self, record: dict[str, Any]) -> None:
         """One more line; a line is written whole or will be trimmed on resume."""
         with open(self.metrics, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_as_line(record))
 
     def trim_metrics(self, step: int) -> None:
         """Forget what was measured after `step`, and what was half written."""
         if self.metrics.exists():
             kept = [record for record in self.read_metrics() if record["step"] <= step]
-            write_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+            write_text(self.metrics, "".join(map(_as_line, kept)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines."""
@@ -100,11 +101,17 @@ class RunFolder:
                 except json.JSONDecodeError:
                     continue
                 if isinstance(record, dict) and isinstance(record.get("step"), int):
-                    records.append(record)
+                    records.append({name: math.nan if value is None else value for name, value in record.items()})
         return records
 
     def save_weights(self, tensors: dict[str, Tensor]) -> None:
         save_weights(self.weights, tensors)
+
+
+def _as_line(record: dict[str, Any]) -> str:
+    """JSON has no word for what is not finite; null stands for it."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(finite, allow_nan=False) + "\n"
 
 
 def save_config(path: Path, config: Config, event_shape: tuple[int, ...], names: Sequence[str] = ()) -> None:
