@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from expmflow._precision import without_autocast
 from expmflow._validation import expect
 from expmflow.nn.fused import transformed
 from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 
 WARM_UP = 15
+NOTHING = 1e-15  # beside the square of any norm that counts
 ROUNDS = 8  # of power iteration per training step: the norms of a convolution lie close together, one round lags behind
 
 
@@ -54,8 +56,9 @@ class SpectralConstraint(nn.Module):
         self.groups = groups
         turns, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
         vectors = torch.randn(len(turns), groups, weight.shape[1], 2, generator=torch.Generator().manual_seed(0))
+        vectors = vectors / torch.linalg.vector_norm(vectors, dim=(-2, -1), keepdim=True)
         self.register_buffer("turns", turns.to(weight), persistent=False)
-        self.register_buffer("right", (vectors / _length(vectors)).to(weight))
+        self.register_buffer("right", vectors.to(weight))
         self.register_buffer("peak", torch.zeros((), dtype=torch.int64, device=weight.device))
         self.register_buffer("seen", torch.zeros(1, dtype=weight.dtype, device=weight.device))
         self.update(weight.detach(), rounds=WARM_UP)
@@ -63,26 +66,26 @@ class SpectralConstraint(nn.Module):
     @torch.no_grad()
     def update(self, weight: Tensor, rounds: int = 1) -> None:
         """Rounds of v ← K̂ᴴ K̂ v at every frequency; the one with the largest ‖K̂ᴴ K̂ v‖ / ‖v‖ is the peak."""
-        matrices, v = weight.reshape(self.groups, -1, weight.shape[1:].numel()), self.right
+        matrices, turns, v = _through_taps(weight, self.groups), self.turns, self.right.permute(1, 0, 3, 2)
         for _ in range(rounds):
-            back = _there_and_back(matrices, self.turns, v)
-            length = _length(back)
-            v = torch.where(length > 0, back / length, v)  # a weight that is zero teaches nothing
-            self.peak.copy_(length.argmax())
-        self.right.copy_(v)
+            back = _there_and_back(matrices, turns, v).add_(v, alpha=NOTHING)  # a weight that is zero teaches nothing
+            length = torch.linalg.vector_norm(back, dim=(-2, -1), keepdim=True)
+            v = back.div_(length)
+        self.peak.copy_(length.flatten(1).mT.argmax())
+        self.right.copy_(v.permute(1, 0, 3, 2))
         self.seen.copy_(_mark(weight))
 
     def norm(self, weight: Tensor) -> Tensor:
         """The estimate of σ, with a gradient in the weight."""
-        peak, block = self.peak.reshape(1), weight
+        peak = frequency = self.peak.reshape(1)
+        matrix = _through_taps(weight, self.groups)
         if self.groups > 1:
-            block = weight.unflatten(0, (self.groups, -1)).index_select(0, peak % self.groups).squeeze(0)
-        v, turn = self.right.flatten(0, 1).index_select(0, peak), self.turns.index_select(0, peak // self.groups)
-        spread = (v @ turn).reshape(*v.shape[1:], -1).transpose(1, 2)
-        return torch.linalg.vector_norm(block.flatten(1) @ spread.reshape(-1, 2)) * self.slack
+            frequency, matrix = peak // self.groups, matrix.index_select(0, peak % self.groups)
+        v = self.right.flatten(0, 1).index_select(0, peak).mT.unsqueeze(0)
+        return torch.linalg.vector_norm(_there(matrix, self.turns.index_select(0, frequency), v)) * self.slack
 
     def forward(self, weight: Tensor) -> Tensor:
-        with torch.autocast(weight.device.type, enabled=False):  # networks may be coarse, their constraints are not
+        with without_autocast(weight.device.type):  # networks may be coarse, their constraints are not
             if not torch.compiler.is_compiling():
                 self.used = self._share(weight)
                 if self.used < 1:
@@ -182,12 +185,12 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
     """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training."""
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
     weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
-    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(weight.device.type):
         for step in before:
             weight = step(weight)
         kept: dict[str, Tensor] = {}
         if _tracking.suspended:
-            stays = constraint.seen == _mark(weight).to(constraint.seen.dtype)
+            stays = constraint.seen == _mark(weight)
             if torch.compiler.is_compiling():  # a graph cannot ask, but it can choose
                 kept = {key: value.clone() for key, value in constraint.named_buffers() if key != "turns"}
             elif bool(stays):
@@ -207,12 +210,12 @@ def _mark(weight: Tensor) -> Tensor:
 
     `(1,)`: compiled graphs lose what is written to a float64 buffer without axes (PyTorch 2.13).
     """
-    places = torch.arange(1, weight.numel() + 1, dtype=torch.float64, device=weight.device)
-    return (places @ weight.detach().flatten().double()).reshape(1)
+    places = torch.linspace(0.5, 1, weight.numel(), dtype=weight.dtype, device=weight.device)
+    return (weight.detach().flatten() @ places).reshape(1)
 
 
 def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[Tensor, float]:
-    """What a complex number, as a row of two, becomes at each tap: `(frequencies, 2, 2 · taps)` on a grid.
+    """What gives a complex number from those at the taps, in real parts: `(frequencies, 2, 2 · taps)` on a grid.
 
     And the factor that makes the maximum over the grid a bound over all frequencies.
     """
@@ -226,7 +229,7 @@ def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[
         slack /= math.cos(math.pi * degree / size)
     angles = frequencies @ taps.T
     cos, sin = angles.cos(), angles.sin()
-    return torch.stack([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)], dim=1), slack
+    return torch.stack([torch.cat([cos, -sin], dim=1), torch.cat([sin, cos], dim=1)], dim=1), slack
 
 
 def _pairs(rows: Tensor, column: Tensor) -> Tensor:
@@ -234,17 +237,24 @@ def _pairs(rows: Tensor, column: Tensor) -> Tensor:
     return torch.cat([rows.repeat_interleave(len(column), 0), column.repeat(len(rows)).unsqueeze(1)], dim=1)
 
 
+def _through_taps(weight: Tensor, groups: int) -> Tensor:
+    """`(groups, in, taps · out)`: what a channel gives to the others through each tap."""
+    taps = weight.shape[2:].numel()
+    return weight.reshape(groups, -1, weight.shape[1], taps).permute(0, 2, 3, 1).flatten(2)
+
+
+def _there(matrices: Tensor, turns: Tensor, v: Tensor) -> Tensor:
+    """K̂ v for complex vectors `(groups, frequencies, 2, in)`; K̂ is never formed."""
+    groups, frequencies, _, channels = v.shape
+    sent = torch.bmm(v.reshape(groups, 2 * frequencies, channels), matrices)
+    return torch.bmm(_repeated(turns, groups), sent.view(groups * frequencies, turns.shape[2], -1))
+
+
 def _there_and_back(matrices: Tensor, turns: Tensor, v: Tensor) -> Tensor:
-    """K̂ᴴ K̂ v for one vector `(groups, in, 2)` at each frequency, `v` holding all of them.
-
-    K̂ is never formed: each vector, turned as its frequency says for every tap, is what the weight itself, `matrices` of
-    shape `(groups, out, in · taps)`, takes.
-    """
-    frequencies, groups, channels, _ = v.shape
-    spread = (v.flatten(1, 2) @ turns).reshape(frequencies, groups, channels, 2, -1).permute(1, 0, 3, 2, 4)
-    back = (spread.flatten(3).flatten(1, 2) @ matrices.mT @ matrices).reshape(spread.shape).permute(1, 0, 3, 2, 4)
-    return (back.flatten(3).flatten(1, 2) @ turns.mT).reshape(v.shape)
+    """K̂ᴴ K̂ v."""
+    spread = torch.bmm(_repeated(turns, len(v)).mT, _there(matrices, turns, v))
+    return torch.bmm(spread.view(len(v), 2 * len(turns), -1), matrices.mT).view(v.shape)
 
 
-def _length(v: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(v, dim=(-2, -1), keepdim=True)
+def _repeated(turns: Tensor, groups: int) -> Tensor:
+    return turns if groups == 1 else turns.repeat(groups, 1, 1)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from expmflow._precision import without_autocast
 from expmflow.numerics.plan import SeriesPlan
 from expmflow.operators import LinearOperator
 
@@ -77,7 +78,7 @@ class _Recompute(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise RuntimeError("Expected gradient='autograd' for a second derivative; got gradient='recompute'.")
         x, *parameters = ctx.saved_tensors
-        with torch.autocast(device_type=x.device.type, enabled=False):
+        with without_autocast(x.device.type):
             grad_x, grad_parameters = _series_vjp(
                 ctx.op.rebuild(parameters), x, ctx.plan, grads[0], any(ctx.needs_input_grad[3:])
             )

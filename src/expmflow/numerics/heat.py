@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from expmflow._precision import without_autocast
 from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
 from expmflow.numerics.decay import Basis, terms_needed, weights
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol
@@ -75,7 +76,7 @@ def heat_kernel(
     if edge_weight is not None:
         expect_tensor(edge_weight, "edge_weight")
         expect_alike([("x", x), ("edge_weight", edge_weight)])
-    with torch.autocast(device_type=x.device.type, enabled=False):
+    with without_autocast(x.device.type):
         problem = _last_graph.problem(laplacian, edge_index, edge_weight, nodes, x)
         if x.numel() == 0:
             return x.expand(*times.shape, *x.shape).clone()

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from expmflow._precision import without_autocast
 from expmflow._validation import expect, expect_count, expect_tensor, expect_type
 from expmflow.numerics.gradient import apply_recomputing, apply_recording
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
@@ -55,15 +56,15 @@ def expm_apply(
     coarse = isinstance(x, Tensor) and x.is_floating_point() and torch.is_autocast_enabled(device_type)
     if coarse and op.parameters:
         x = x.to(op.parameters[0].dtype)  # networks may be coarse, the series is not
-    with torch.autocast(device_type=device_type, enabled=False):
+    with without_autocast(device_type):
         op.check_input(x)
         times = _as_times(t, x)
         if isinstance(times, list):
             return _at_times(op, x, times, tol, terms, gradient)
-        return _at_time(op, x, times, tol, terms, gradient)
+        return apply_at(op, x, times, tol, terms, gradient)
 
 
-def _at_time(
+def apply_at(
     op: LinearOperator,
     x: Tensor,
     t: float | Tensor,
@@ -71,6 +72,7 @@ def _at_time(
     terms: int | SeriesPlan | None,
     gradient: Gradient,
 ) -> Tensor:
+    """`expm_apply` at one time, unchecked: for layers, which have checked their input."""
     scaled = op if isinstance(t, float) and t == 1.0 else op.scale(t)
     plan = _plan_for(scaled, x, tol, terms)
     run = apply_recording if gradient == "autograd" or not torch.is_grad_enabled() else apply_recomputing
@@ -100,17 +102,17 @@ def _at_times(
 ) -> Tensor:
     """All times in one sweep: each starts where its predecessor on the same side of zero arrived."""
     if terms is not None:
-        return torch.stack([_at_time(op, x, t, tol, terms, gradient) for t in times])
+        return torch.stack([apply_at(op, x, t, tol, terms, gradient) for t in times])
     share = (default_tol(x.dtype) if tol is None else tol) / max(len(times), 1)
     values = [float(t.detach()) for t in times]
     # at time zero the value is x, and the derivative A x
-    arrived = [_at_time(op, x, t, share, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)]
+    arrived = [apply_at(op, x, t, share, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)]
     order = sorted(range(len(times)), key=lambda k: abs(values[k]))
     for side in (1.0, -1.0):
         value, now = x, torch.zeros((), dtype=x.dtype, device=x.device)
         for k in order:
             if values[k] * side > 0:
-                value, now = _at_time(op, value, times[k] - now, share, None, gradient), times[k]
+                value, now = apply_at(op, value, times[k] - now, share, None, gradient), times[k]
                 arrived[k] = value
     return torch.stack(arrived)
 

@@ -76,7 +76,10 @@ class ConvOperator(LinearOperator):
         return (self.kernel,)
 
     def _around(self, kernel: Tensor) -> ConvOperator:
-        return ConvOperator(kernel, self.padding, dilation=self.dilation, groups=self.groups, validate=False)
+        """The same convolution with another kernel of this shape; layers build several at each call."""
+        other = object.__new__(ConvOperator)
+        other.__dict__.update(self.__dict__, kernel=kernel, _known={})
+        return other
 
     def rebuild(self, parameters: Sequence[Tensor]) -> ConvOperator:
         return self._around(*parameters)
@@ -134,8 +137,7 @@ class ConvOperator(LinearOperator):
         """tr A: every tap's sum over the channels' diagonal, times the number of points that it leads to themselves."""
         sizes = self._event(event_shape)[1:]
         blocks = self.kernel.reshape(self.groups, *self.kernel.shape[1:2], *self.kernel.shape[1:])
-        same = torch.eye(blocks.shape[1], dtype=blocks.dtype, device=blocks.device)
-        taps = (blocks * same.reshape(*same.shape, *(1,) * self._dims)).sum((0, 1, 2))
+        taps = blocks.diagonal(dim1=1, dim2=2).sum((0, -1))
         counts = [
             [fixed_points(n, d * (j - k // 2), self.padding) for j in range(k)]
             for n, d, k in zip(sizes, self.dilation, taps.shape, strict=True)

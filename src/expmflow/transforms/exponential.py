@@ -23,7 +23,7 @@ from expmflow.nn.constraints import (
 from expmflow.nn.graph import check_graph, complete_graph, split_graph
 from expmflow.numerics import SeriesPlan, expm_apply, plan_series
 from expmflow.numerics.plan import check_tol
-from expmflow.numerics.series import Gradient
+from expmflow.numerics.series import Gradient, apply_at
 from expmflow.operators import ConvOperator, DenseOperator, GraphConvOperator, LinearOperator
 from expmflow.operators.adjacency import check_adjacency
 from expmflow.operators.padding import PADDINGS, Padding
@@ -88,7 +88,10 @@ class Exponential(Transform):
         return self._series(op, x, sign, plan), expanded(sign * op.trace(x.shape[1:]), x)
 
     def _series(self, op: LinearOperator, x: Tensor, t: float, plan: SeriesPlan | int | None) -> Tensor:
-        return expm_apply(op, x, t, tol=None if plan else self.tol, terms=plan, gradient=self.gradient)
+        tol = None if plan else self.tol
+        if torch.compiler.is_compiling():  # where nobody has checked the input, or switched mixed precision off
+            return expm_apply(op, x, t, tol=tol, terms=plan, gradient=self.gradient)
+        return apply_at(op, x, t, tol, plan, self.gradient)
 
     def plan(self, x: Tensor) -> SeriesPlan | int | None:
         """The number of terms, where no bound need be computed: given, or in training, from the constraint."""

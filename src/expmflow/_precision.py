@@ -1,0 +1,13 @@
+"""Arithmetic in the dtype of the tensors, whatever the caller's mixed precision."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[None]:
+    """Autocast off; where it is not on, nothing: switching costs as much as a small layer."""
+    off = not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device_type))
+    return nullcontext() if off else torch.autocast(device_type, enabled=False)
