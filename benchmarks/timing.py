@@ -41,10 +41,10 @@ def in_fresh_processes(module: str, function: str, processes: int, *arguments: f
     return [json.loads(run.stdout.splitlines()[-1]) for run in found]
 
 
-def medians_apart(
+def times_apart(
     module: str, function: str, candidates: Mapping[str, tuple[str, ...]], rounds: int
-) -> dict[str, float]:
-    """As `medians`, of what `module.function` makes of each candidate's arguments, in a process of its own."""
+) -> dict[str, list[float]]:
+    """All times, in turn, of what `module.function` makes of each candidate's arguments, in a process of its own."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     with ExitStack() as stack:
         workers = {}
@@ -57,7 +57,12 @@ def medians_apart(
             for name, worker in workers.items():
                 print(file=worker.stdin, flush=True)
                 times[name].append(float(worker.stdout.readline()))  # type: ignore[union-attr]
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
+
+
+def undisturbed(times: list[float]) -> float:
+    """What a tenth of the times stay below: whatever else a machine does only adds to them."""
+    return sorted(times)[len(times) // 10]
 
 
 def answer(candidate: Callable[[], object]) -> None:
