@@ -169,13 +169,13 @@ class TestFunctionTransforms:
 
 class TestMemory:
     def kept(self, function, nodes: int) -> int:
-        """Entries that autograd keeps for the backward pass, beside the arguments."""
+        """Bytes that autograd keeps for the backward pass, beside the arguments."""
         given = arguments(2, nodes, batched=False)
         known = {t.data_ptr() for t in given}
         sizes = []
 
         def pack(tensor: Tensor) -> Tensor:
-            sizes.append(0 if tensor.data_ptr() in known else tensor.numel())
+            sizes.append(0 if tensor.data_ptr() in known else tensor.numel() * tensor.itemsize)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -183,13 +183,28 @@ class TestMemory:
         assert sizes
         return sum(sizes)
 
-    def test_only_the_arguments_are_kept_for_the_backward_pass(self):
+    def test_only_the_arguments_are_kept_for_the_backward_pass(self, monkeypatch):
+        monkeypatch.setattr(messages, "KEPT", 2 * 8**2 * HIDDEN - 1)
         assert self.kept(sum_messages, 8) == self.kept(sum_messages, 32) == 0
+
+    def test_or_of_few_pairs_a_byte_for_each_feature(self):
+        assert self.kept(sum_messages, 8) == 2 * 8**2 * HIDDEN
 
     def test_where_the_formula_keeps_features_of_every_pair(self, monkeypatch):
         monkeypatch.setattr(messages, "_plain", lambda *tensors: True)
-        assert self.kept(sum_messages, 8) >= 2 * 8**2 * HIDDEN
-        assert self.kept(sum_messages, 32) >= 2 * 32**2 * HIDDEN
+        assert self.kept(sum_messages, 8) >= 8 * 2 * 8**2 * HIDDEN
+        assert self.kept(sum_messages, 32) >= 8 * 2 * 32**2 * HIDDEN
+
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_the_gradient_is_the_same(self, monkeypatch, batched):
+        found = []
+        for limit in (0, messages.KEPT):
+            monkeypatch.setattr(messages, "KEPT", limit)
+            given = arguments(3, 5, batched=batched)
+            out = sum_messages(*given)
+            found.append(torch.autograd.grad((out * draw("direction", *out.shape)).sum(), given[1:]))
+        for made_again, kept in zip(*found, strict=True):
+            assert torch.equal(made_again, kept)
 
     def test_work_space_does_not_grow_with_the_batch(self, monkeypatch):
         monkeypatch.setattr(messages, "PAIRS", 40)

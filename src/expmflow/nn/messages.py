@@ -12,13 +12,15 @@ from torch import Tensor
 from expmflow.nn.fused import must_record, recorded_vjp, transformed
 
 PAIRS = 4096  # pairs of nodes whose hidden features are alive at a time
+KEPT = 2**23  # bytes, up to which it is kept which of the pairs' features are active
 
 
 def sum_messages(adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Σ_j A_ij relu(W relu(r_i + s_j) + b), `(batch, N, hidden)`.
 
     There are N² pairs, and hidden features of each: they are made and used up block by block, and made again in the
-    backward pass, so that memory grows with N only, and time is not spent on moving them to and from it.
+    backward pass, so that memory grows with N only, and time is not spent on moving them to and from it. Of few pairs,
+    a byte for each feature of the second layer says whether it is active, which is all that a backward pass asks of it.
 
     Args:
         adjacency: `(N, N)` or `(batch, N, N)`.
@@ -44,22 +46,32 @@ def _plain(adjacency: Tensor, *tensors: Tensor) -> bool:
 class _SumMessages(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(adjacency, receive, send, weight, bias)
+        rows, nodes, hidden = receive.shape
+        few = any(ctx.needs_input_grad) and rows * nodes**2 * hidden <= KEPT
+        active = receive.new_empty(rows, nodes, nodes, hidden, dtype=torch.bool) if few else None
+        ctx.save_for_backward(adjacency, receive, send, weight, bias, active)
         summed = torch.empty_like(receive)
         for place, first, second in _blocks(receive, 2):
-            _hidden(receive[place], send[place], weight, bias, first, second)
+            _first(receive[place], send[place], first)
+            _second(first, weight, bias, second)
+            if active is not None:
+                active[place].copy_(second)
             torch.sum(second.mul_(_rows(adjacency, place).unsqueeze(-1)), 2, out=summed[place])
         return summed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or transformed(grad):
-            return recorded_vjp(_formula, ctx.saved_tensors, ctx.needs_input_grad, grad)
-        adjacency, receive, send, weight, bias = ctx.saved_tensors
+            return recorded_vjp(_formula, ctx.saved_tensors[:-1], ctx.needs_input_grad, grad)
+        adjacency, receive, send, weight, bias, active = ctx.saved_tensors
         to_weight, to_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         to_receive, to_send = torch.empty_like(receive), torch.empty_like(send)
         for place, first, second, back in _blocks(receive, 3):
-            _hidden(receive[place], send[place], weight, bias, first, second)
+            _first(receive[place], send[place], first)
+            if active is None:
+                _second(first, weight, bias, second)
+            else:
+                second.copy_(active[place])
             torch.mul(_rows(adjacency, place).unsqueeze(-1), grad[place].unsqueeze(2), out=back)
             flat = _through_relu(back, second).flatten(0, 2)
             to_weight.addmm_(flat.T, first.flatten(0, 2))
@@ -85,11 +97,15 @@ def _rows(adjacency: Tensor, place: slice) -> Tensor:
     return adjacency if adjacency.ndim == 2 else adjacency[place]
 
 
-def _hidden(receive: Tensor, send: Tensor, weight: Tensor, bias: Tensor, first: Tensor, second: Tensor) -> None:
-    """Fill `first` and `second` with the two layers of hidden features."""
-    torch.add(receive.unsqueeze(2), send.unsqueeze(1), out=first).relu_()
-    torch.addmm(bias, first.flatten(0, 2), weight.T, out=second.flatten(0, 2))
-    second.relu_()
+def _first(receive: Tensor, send: Tensor, out: Tensor) -> None:
+    """The first layer of the pairs' features."""
+    torch.add(receive.unsqueeze(2), send.unsqueeze(1), out=out).relu_()
+
+
+def _second(first: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """The second layer of the pairs' features."""
+    torch.addmm(bias, first.flatten(0, 2), weight.T, out=out.flatten(0, 2))
+    out.relu_()
 
 
 def _through_relu(grad: Tensor, out: Tensor) -> Tensor:
