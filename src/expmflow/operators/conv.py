@@ -127,9 +127,9 @@ class ConvOperator(LinearOperator):
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         channels = self.kernel.shape[0]
-        fits = len(event_shape) == self._dims + 1 and event_shape[0] == channels
-        axes = ", ".join(["batch", str(channels), *"hwd"[: self._dims]])
-        expect(fits, f"an input of shape ({axes})", f"events of shape {tuple(event_shape)}")
+        if len(event_shape) != self._dims + 1 or event_shape[0] != channels:
+            axes = ", ".join(["batch", str(channels), *"hwd"[: self._dims]])
+            expect(False, f"an input of shape ({axes})", f"events of shape {tuple(event_shape)}")
         for size, margin in zip(event_shape[1:], self._margins, strict=True):
             check_size(size, margin, self.padding)
 

@@ -51,8 +51,9 @@ def _fold(y: Tensor, width: int) -> Tensor:
 
 def check_size(size: int, width: int, padding: Padding) -> None:
     """Raise unless `size` points can be padded by `width`."""
-    least = {"zeros": 1, "circular": 1, "reflect": width + 1}[padding]
-    expect(size >= least, f"at least {least} points per axis for {padding} padding of {width}", size)
+    least = width + 1 if padding == "reflect" else 1
+    if size < least:
+        expect(False, f"at least {least} points per axis for {padding} padding of {width}", size)
 
 
 def fixed_points(size: int, offset: int, padding: Padding) -> int:

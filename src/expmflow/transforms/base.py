@@ -72,8 +72,11 @@ class Transform(nn.Module, ABC):
             self._check(x, context)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{layer_name(self)}: {error}") from None
-        with _inside(), full_precision(x.device.type):
-            out, logdet = direction(x, context)
+        _state.depth += 1  # of layers within layers only the outermost reads its whole input
+        try:
+            out, logdet = _exactly(direction, x, context)
+        finally:
+            _state.depth -= 1
         for watcher in _state.watchers:
             watcher(self, x, out, logdet)
         return out, logdet
@@ -82,7 +85,7 @@ class Transform(nn.Module, ABC):
         expect_tensor(x, "the input")
         if x.ndim < 2:
             raise ValueError(f"Expected an input of shape (batch, *event); got {tuple(x.shape)}.")
-        parameter = next(self.parameters(), None)
+        parameter = _first_parameter(self)
         if parameter is not None:
             expect_type(x.dtype == parameter.dtype, f"an input of dtype {parameter.dtype}, as the layer", x.dtype)
         self.check_event_shape(tuple(x.shape[1:]))
@@ -107,8 +110,8 @@ _state = _State()
 
 
 @contextmanager
-def _inside() -> Iterator[None]:
-    """Layers within layers: only the outermost reads its whole input."""
+def unread() -> Iterator[None]:
+    """Skip the reading of inputs: for callers that look at the result, as `Flow` does."""
     _state.depth += 1
     try:
         yield
@@ -116,11 +119,21 @@ def _inside() -> Iterator[None]:
         _state.depth -= 1
 
 
-@contextmanager
-def unread() -> Iterator[None]:
-    """Skip the reading of inputs: for callers that look at the result, as `Flow` does."""
-    with _inside():
-        yield
+def _exactly(direction: Callable[[Tensor, Any], Output], x: Tensor, context: Any) -> Output:
+    """Without mixed precision; a context manager would cost as much as a small layer."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return direction(x, context)
+    with full_precision(x.device.type):
+        return direction(x, context)
+
+
+def _first_parameter(module: nn.Module) -> Tensor | None:
+    """As `next(module.parameters(), None)`, which goes through the whole module first."""
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            return parameter
+    children = (_first_parameter(child) for child in module._modules.values() if child is not None)
+    return next((parameter for parameter in children if parameter is not None), None)
 
 
 @contextmanager
