@@ -156,6 +156,21 @@ class TestReproduce:
         assert not (tmp_path / "results" / "graph-laptop.json").exists()
         assert (tmp_path / "results" / "graph" / "mog-4-coupling-2" / "model.safetensors").exists()
 
+    def test_seeds_are_averaged(self):
+        row = {
+            "data": "mog-4",
+            "model": "gnf",
+            "standard_error": 0.001,
+            "paper": 3.69,
+            "paper_error": 0.016,
+            "steps": 9,
+        }
+        row |= {"training_seconds": 5, "command": "…", "threads": 1}
+        found = [row | {"seed": seed, "nats_per_node": nats} for seed, nats in enumerate((3.70, 3.72, 3.68))]
+        assert "seeds |" not in graph.results_text(found[:1], "paper")
+        last = graph.results_text(found, "paper").splitlines()[-1]
+        assert "| mog-4 | gnf | 3 seeds | 3.632 | 3.69 ± 0.016 | **3.7000** ± 0.0200 | 0.068 |" in last
+
     def test_the_best_models_have_a_table_of_their_own(self, tmp_path: Path):
         assert [row.name for row in graph.table_rows("best")] == [
             f"{data}-sorted-0" for data in ("mog-4", "mog-ring", "mog-9", "mog-16")
