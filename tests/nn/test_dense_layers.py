@@ -12,20 +12,30 @@ from expmflow.nn.dense_layers import dense_network
 from transform_registry import draw, randomise
 
 
-def arguments(depth: int, batch: int = 2, size: tuple[int, int] = (4, 5), growth: int = 3) -> list[Tensor]:
+def arguments(
+    depth: int, batch: int = 2, size: tuple[int, int] = (4, 5), growth: int = 3, channels: int = 2
+) -> list[Tensor]:
     """x and the weights of all layers, each with a gradient."""
     shapes = [(growth * 3, growth * (depth + 1), 1, 1), (growth * 3,), (4, growth, 1, 1), (4,)]
     for i in reversed(range(depth)):
         width = growth * (i + 1)
         shapes = [(width, width, 1, 1), (width,), (growth, width, 3, 3), (growth,), *shapes]
-    shapes = [(growth, 2, 1, 1), (growth,), *shapes]
-    given = [draw("x", batch, 2, *size), *(draw(f"weight {k}", *shape) / 2 for k, shape in enumerate(shapes))]
+    shapes = [(growth, channels, 1, 1), (growth,), *shapes]
+    given = [draw("x", batch, channels, *size), *(draw(f"weight {k}", *shape) / 2 for k, shape in enumerate(shapes))]
     return [t.requires_grad_() for t in given]
 
 
 def gradients(function, given: list[Tensor]) -> tuple[Tensor, ...]:
     out = function(*given)
     return out, *torch.autograd.grad((out * draw("direction", *out.shape)).sum(), given)
+
+
+@pytest.mark.parametrize("channels", [1, 15, 16, 33])
+def test_whatever_the_number_of_channels(channels):
+    """Beside x is a column of ones, and columns of zeros up to a multiple of sixteen, of which there may be none."""
+    given = arguments(2, channels=channels)
+    found, expected = gradients(dense_network, given), gradients(dense_layers._formula, given)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -190,7 +190,7 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
             weight = step(weight)
         kept: dict[str, Tensor] = {}
         if _tracking.suspended:
-            stays = constraint.seen == _mark(weight)
+            stays = constraint.seen == _mark(weight).to(constraint.seen.dtype)
             if torch.compiler.is_compiling():  # a graph cannot ask, but it can choose
                 kept = {key: value.clone() for key, value in constraint.named_buffers() if key != "turns"}
             elif bool(stays):
