@@ -7,14 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
+from expmflow.training.adamax import FlatAdamax
 from expmflow.training.config import OptimConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam or Adamax over all parameters, in as few operations as torch has for it."""
+    """Adam or Adamax over all parameters, in as few operations as there are for it."""
     if config.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=config.lr, betas=config.betas, fused=True)
-    return torch.optim.Adamax(model.parameters(), lr=config.lr, betas=config.betas, foreach=True)
+    return FlatAdamax(model.parameters(), lr=config.lr, betas=config.betas)
 
 
 def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
@@ -42,7 +43,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, ten
         quantity, _, name = key.partition("/")
         parameter = parameters[name]
         # as torch keeps it: counters on the CPU, moments beside their parameter
-        optimizer.state[parameter][quantity] = value if quantity == "step" else value.to(parameter)
+        state, fitting = optimizer.state[parameter], value if quantity == "step" else value.to(parameter)
+        if quantity in state:  # perhaps a part of something larger
+            state[quantity].copy_(fitting)
+        else:
+            state[quantity] = fitting
 
 
 class Average:
