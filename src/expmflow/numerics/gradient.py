@@ -56,10 +56,9 @@ def _factors(op: LinearOperator, plan: SeriesPlan) -> list[LinearOperator]:
 
 def _step(factors: list[LinearOperator], x: Tensor) -> Tensor:
     p = z = x
-    recording = torch.is_grad_enabled() or torch.compiler.is_compiling()
     for factor in factors:
         p = factor.apply(p)
-        z = z + p if recording or z is x else z.add_(p)  # large sums cost less where they already are
+        z = z + p if z is x or torch.compiler.is_compiling() else z.add_(p)  # sums cost less where they already are
     return z
 
 

@@ -33,6 +33,7 @@ from expmflow.transforms.frozen import Frozen
 INITIAL_NORM = 1e-2  # near the identity, and far enough from it to learn at once
 MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
 SMALL = 64  # numbers at the nodes of a graph, up to which its exponential is that of a matrix
+SHARES = 64  # so many plans at most
 LEAST_USED = 0.25  # a gradient needs a term more than the value, which counts where there are few
 
 
@@ -109,7 +110,7 @@ class Exponential(Transform):
             return 1.0
         constraint = self.parametrizations[self.constrained][-1]  # type: ignore[index]
         share = constraint.used if isinstance(constraint, SpectralConstraint) else 1.0
-        return max(LEAST_USED, math.ceil(16 * share) / 16)
+        return max(LEAST_USED, math.ceil(SHARES * share) / SHARES)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
