@@ -220,3 +220,28 @@ class TestFollowing:
         train(T.Inverse(layer), torch.randn(2, 3, 6, 6), 30, 1e-2)
         layer.inverse(torch.randn(2, 3, 6, 6))
         assert true_norm(exponential, (6, 6)) <= AT_ITS_SIZE * exponential.coeff
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_what_an_update_finds_is_the_norm(groups):
+    layer = T.ConvExp(6, groups=groups)
+    weight, constraint = layer.parametrizations.kernel.original, layer.parametrizations.kernel[-1]
+    with torch.no_grad():
+        weight.mul_(40)
+    constraint.update(weight)
+    share = constraint._share(weight)
+    assert 0.1 < share < 1
+    assert share == pytest.approx(float(constraint.norm(weight)) / constraint.coeff, rel=1e-6)
+    assert share == pytest.approx(constraint._share(weight), rel=1e-6)
+
+
+def test_weights_that_change_after_an_update_are_seen():
+    layer = T.ConvExp(4)
+    weight, constraint = layer.parametrizations.kernel.original, layer.parametrizations.kernel[-1]
+    constraint.update(weight)
+    with torch.no_grad():
+        weight.mul_(1000)
+    assert float(constraint.norm(layer.kernel)) == pytest.approx(layer.coeff, rel=1e-5)
+    constraint.update(weight)
+    layer.load_state_dict({key: 0.001 * v if "original" in key else v for key, v in layer.state_dict().items()})
+    assert torch.equal(layer.kernel, weight)
