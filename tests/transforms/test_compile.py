@@ -75,6 +75,7 @@ def test_all_compiled_in_training(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch._prims_common.check:FutureWarning")  # inductor's own
 @pytest.mark.parametrize("name", ["conv-exp", "dense-sylvester"])
 def test_inductor(name):
     compare(name, False, "inductor")
