@@ -71,7 +71,7 @@ class _SumMessages(torch.autograd.Function):
             if active is None:
                 _second(first, weight, bias, second)
             else:
-                second.copy_(active[place])
+                second.copy_(active[place].view(torch.uint8))  # bytes are read several times as fast as truth values
             torch.mul(_rows(adjacency, place).unsqueeze(-1), grad[place].unsqueeze(2), out=back)
             flat = _through_relu(back, second).flatten(0, 2)
             to_weight.addmm_(flat.T, first.flatten(0, 2))
