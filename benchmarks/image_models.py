@@ -21,7 +21,7 @@ from timing import table, times_apart, undisturbed
 
 BATCH = 32
 EVENT = (3, 32, 32)
-HALF_WAY = [0.71, 0.59, 0.52, 0.68, 0.56, 0.66, 0.59, 0.64, 0.73, 0.70]  # after 750 steps of cifar10-anchor-convexp
+HALF_WAY = [0.71, 0.59, 0.52, 0.68, 0.56, 0.66, 0.59, 0.64, 0.73, 0.70]  # as in a training that has gone half its way
 MIXINGS: dict[str, tuple[str, list[float]]] = {  # and the norms of the convolutions, which the number of terms follows
     "1x1": ("1x1", []),
     "convexp, at first": ("convexp", 10 * [0.01]),
