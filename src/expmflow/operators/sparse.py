@@ -28,7 +28,7 @@ class Pattern:
 
     @cached_property
     def transposed(self) -> Pattern:
-        return Pattern(self.cols[self.order], self.rows[self.order], self.size)
+        return Pattern(self.cols.index_select(0, self.order), self.rows.index_select(0, self.order), self.size)
 
     @cached_property
     def is_symmetric(self) -> bool:
