@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from expmflow._transformed import transformed
+
 
 def expect(condition: bool, expected: str, got: object) -> None:
     """Raise `ValueError` with the house's sentence unless `condition` holds."""
@@ -29,8 +31,8 @@ def expect_tensor(value: object, name: str) -> None:
 
 
 def expect_finite(value: Tensor, name: str) -> None:
-    """`value` has no NaN or infinity. Reads the tensor, so it is skipped while `torch.compile` traces."""
-    if torch.compiler.is_compiling() or value.numel() == 0:
+    """`value` has no NaN or infinity. Reads the tensor, so `torch.compile` and `torch.func` skip it."""
+    if torch.compiler.is_compiling() or value.numel() == 0 or transformed(value):
         return
     extremes = torch.stack(torch.aminmax(value.detach())).tolist()  # both are NaN if any number is
     expect(all(map(math.isfinite, extremes)), f"{name} to be finite", "NaN or infinity in it")

@@ -155,3 +155,17 @@ def test_many_matrices(kind, dtype):
         plan = ef.plan_series(op.norm_bound((12,)), None, dtype, log_norm=op.log_norm_bound((12,)))
         promised = max(DEFAULT[dtype], plan.error_bound)
         assert within(ef.expm_apply(op, x), expm_product(matrix, x), x, op, promised), (seed, norm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", [0.7, 32.0, 137.878, 979.63])
+def test_roundings_of_the_operator_itself_add_up(norm, dtype):
+    """They are the same in each product: of a rotation, of a matrix of equal entries, of a single number."""
+    turn = torch.tensor([[0.0, -norm], [norm, 0.0]], dtype=torch.float64)
+    for matrix in (turn, torch.full((16, 16), -norm / 16, dtype=torch.float64)):
+        op = ef.DenseOperator(matrix.to(dtype))
+        x = torch.randn(50, len(matrix), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+        plan = ef.plan_series(op.norm_bound((len(matrix),)), None, dtype, log_norm=op.log_norm_bound((len(matrix),)))
+        exact = expm_product(op.matrix.double(), x.double())
+        off = (ef.expm_apply(op, x, terms=plan).double() - exact).norm(dim=1) / x.double().norm(dim=1)
+        assert float(off.max()) <= plan.error_bound

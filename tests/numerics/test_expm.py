@@ -189,3 +189,13 @@ def test_tolerance_decides_the_number_of_products():
         assert len(calls) == ef.plan_series(1.0, tol).products
         counts.append(len(calls))
     assert counts == sorted(set(counts))
+
+
+def test_what_is_known_of_an_operator_serves_every_time(monkeypatch):
+    found = []
+    compute = ef.DenseOperator._norm_bound
+    monkeypatch.setattr(ef.DenseOperator, "_norm_bound", lambda op, shape: found.append(shape) or compute(op, shape))
+    op, x = ef.DenseOperator(torch.randn(4, 4, dtype=torch.float64)), torch.randn(2, 4, dtype=torch.float64)
+    for t in (1.0, 0.5, -0.5, torch.tensor(0.3, dtype=torch.float64)):
+        torch.testing.assert_close(ef.expm_apply(op, x, t), x @ torch.matrix_exp(t * op.matrix).T)
+    assert len(found) == 1

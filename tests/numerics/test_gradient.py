@@ -141,3 +141,21 @@ def test_without_grad_mode_nothing_is_kept():
         with mode:
             for gradient in ("recompute", "autograd"):
                 assert not ef.expm_apply(op, x, gradient=gradient).requires_grad
+
+
+@pytest.mark.parametrize("gradient", ["recompute", "autograd"])
+def test_rows_that_share_their_memory(gradient):
+    matrix, row = torch.randn(3, 3, dtype=F64), torch.randn(1, 3, dtype=F64, requires_grad=True)
+    ef.expm_apply(ef.DenseOperator(matrix), row.expand(4, 3), gradient=gradient).sum().backward()
+    torch.testing.assert_close(row.grad, 4 * torch.matrix_exp(matrix).sum(0, keepdim=True))
+
+
+def test_derivatives_by_torch_func():
+    """It asks for derivatives that can be differentiated again, and for batches of anything."""
+    op, x = ef.DenseOperator(torch.randn(3, 3, dtype=F64)), torch.randn(4, 3, dtype=F64)
+    exact = torch.matrix_exp(op.matrix)
+    found = torch.func.grad(lambda y: ef.expm_apply(op, y).sum())(x)
+    torch.testing.assert_close(found, exact.sum(0).expand(4, 3))
+    torch.testing.assert_close(torch.func.jacrev(lambda y: ef.expm_apply(op, y[None])[0])(x[0]), exact)
+    rows = torch.func.vmap(lambda y: ef.expm_apply(op, y[None], gradient="autograd")[0])(x)
+    torch.testing.assert_close(rows, x @ exact.T)

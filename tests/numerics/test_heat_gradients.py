@@ -88,3 +88,11 @@ def test_memory_between_the_passes_does_not_grow_with_time():
             ef.heat_kernel(index, x, t)
         kept.append(sum(saved))
     assert kept[1] - kept[0] < 500  # the weights of the terms, and no terms
+
+
+def test_a_weight_that_grows_from_zero():
+    """Of two nodes that nothing links yet, "comb" knows how their values would meet."""
+    index, x = torch.tensor([[0, 1], [1, 0]]), torch.tensor([1.0, 0.0], dtype=F64)
+    weight = torch.zeros(2, dtype=F64, requires_grad=True)
+    ef.heat_kernel(index, x, 1.0, "comb", weight)[0].backward()
+    torch.testing.assert_close(weight.grad, torch.tensor([-1.0, 0.0], dtype=F64))

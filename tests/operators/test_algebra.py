@@ -122,3 +122,17 @@ def test_trace_has_the_gradient_of_a_trace(name):
     expected = torch.autograd.grad(diagonal, needed, materialize_grads=True)
     for g, e in zip(got, expected, strict=True):
         torch.testing.assert_close(g, e)
+
+
+def test_bounds_follow_an_optimizer_that_leaves_no_trace():
+    """A fused optimizer writes into parameters without counting it."""
+    weight = torch.nn.Parameter(torch.eye(3, dtype=F64))
+    op = ef.DenseOperator(weight)
+    assert float(op.norm_bound((3,))) == pytest.approx(1)
+    optimizer = torch.optim.Adam([weight], lr=1.0, fused=True)
+    weight.sum().backward()
+    optimizer.step()
+    fresh = ef.DenseOperator(weight.detach().clone())
+    assert float(fresh.norm_bound((3,))) > 1.5
+    assert torch.equal(op.norm_bound((3,)), fresh.norm_bound((3,)))
+    assert torch.equal(op.log_norm_bound((3,)), fresh.log_norm_bound((3,)))

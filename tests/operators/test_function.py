@@ -129,3 +129,29 @@ def test_the_function_is_checked_once():
     for _ in range(3):
         op(torch.randn(1, 2))
     assert len(calls) == 4
+
+
+def test_the_adjoint_is_found_in_inference_mode():
+    matrix = torch.randn(3, 3)
+    op, same = ef.FunctionOperator(lambda x: x @ matrix.T, norm_bound=10.0), ef.DenseOperator(matrix)
+    with torch.inference_mode():
+        y = torch.randn(2, 3)
+        torch.testing.assert_close(op.adjoint()(y), same.adjoint()(y))
+        torch.testing.assert_close(ef.power_iteration(op, (3,)), ef.power_iteration(same, (3,)))
+    assert undeclared_in_inference_mode() == "`weight`."
+
+
+def undeclared_in_inference_mode() -> str:
+    weight = torch.randn(3, 3, requires_grad=True)
+    with torch.inference_mode():
+        return undeclared(lambda x: x @ weight)
+
+
+def test_a_function_that_autograd_cannot_follow_has_no_adjoint():
+    matrix = torch.randn(3, 3)
+    blind = ef.FunctionOperator(lambda x: x.detach() @ matrix.T, norm_bound=10.0)
+    x = torch.randn(2, 3, requires_grad=True)
+    with pytest.raises(ValueError, match="Expected a function that autograd can follow, for its adjoint"):
+        ef.expm_apply(blind, x).sum().backward()
+    nothing = ef.FunctionOperator(lambda x: 0 * x.detach(), norm_bound=0.0)
+    assert not nothing.adjoint()(x).any()

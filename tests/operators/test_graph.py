@@ -151,3 +151,13 @@ def test_sparse_memory_is_linear_in_the_edges():
     assert float(cooled.sum()) == pytest.approx(1, abs=1e-5)
     assert float(cooled.min()) >= 0
     assert float(op.trace((nodes, 1))) == -nodes
+
+
+def test_sparse_graphs_without_nodes_and_in_other_dtypes():
+    theta = torch.eye(2)
+    none = ef.GraphConvOperator.from_edge_index(theta, theta, torch.zeros(2, 0, dtype=torch.int64), 0)
+    with torch.no_grad():
+        assert none(torch.zeros(3, 0, 2)).shape == (3, 0, 2)
+    coarse, edges = theta.bfloat16(), torch.tensor([[0, 1], [1, 0]])
+    with pytest.raises(TypeError, match=r"Expected a sparse graph in torch.float32 or torch.float64; got"):
+        ef.GraphConvOperator.from_edge_index(coarse, coarse, edges, 2)

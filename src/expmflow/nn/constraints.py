@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._precision import without_autocast
+from expmflow._transformed import transformed
 from expmflow._validation import expect
-from expmflow.nn.fused import transformed
 from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 

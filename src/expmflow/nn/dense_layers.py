@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expmflow.nn.fused import must_record, recorded_vjp, transformed
+from expmflow._transformed import transformed
+from expmflow.nn.fused import must_record, recorded_vjp
 
 COLUMNS = 16  # matrices are multiplied fastest in multiples of so many
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from expmflow._transformed import transformed
+
 
 def must_record(*tensors: Tensor) -> bool:
     """Whether autograd has to see every operation: compilers, function transforms, mixed precision."""
@@ -14,12 +16,6 @@ def must_record(*tensors: Tensor) -> bool:
         return True
     mixed = torch.is_autocast_enabled(tensors[0].device.type) or len({tensor.dtype for tensor in tensors}) > 1
     return mixed or transformed(*tensors)
-
-
-def transformed(*tensors: Tensor) -> bool:
-    """Whether these stand for many: inside `torch.func`, and in backward passes of many gradients at once."""
-    kinds = (torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor)
-    return any(kind(tensor) for tensor in tensors for kind in kinds)
 
 
 def recorded_vjp(

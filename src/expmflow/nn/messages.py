@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expmflow.nn.fused import must_record, recorded_vjp, transformed
+from expmflow._transformed import transformed
+from expmflow.nn.fused import must_record, recorded_vjp
 
 PAIRS = 4096  # pairs of nodes whose hidden features are alive at a time
 KEPT = 2**23  # bytes, up to which it is kept which of the pairs' features are active

@@ -93,7 +93,7 @@ def _series_vjp(
     starts = [x]
     for _ in range(plan.steps - 1):
         starts.append(_step(factors, starts[-1]))
-    grad = _with_strides(grad, x.stride())
+    grad = _with_strides(grad, torch.empty_like(x, device="meta").stride())  # whose memory does not overlap
     while starts:
         terms = [starts.pop()]
         if with_parameters:

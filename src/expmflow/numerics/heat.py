@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from expmflow._precision import without_autocast
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
 from expmflow.numerics.decay import Basis, terms_needed, weights
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol
@@ -123,7 +123,7 @@ class _LastGraph:
         self, laplacian: Laplacian, edge_index: Tensor, edge_weight: Tensor | None, nodes: int, x: Tensor
     ) -> _Problem:
         asked, known = (laplacian, nodes, x.dtype, x.device), self._known
-        fixed = edge_weight is None or not (edge_weight.requires_grad or is_functorch_wrapped_tensor(edge_weight))
+        fixed = edge_weight is None or not (edge_weight.requires_grad or transformed(edge_weight))
         if fixed and known is not None and known[0] == asked:
             _, edges, weight, problem = known
             if _are_equal(edges, edge_index) and _are_equal(weight, edge_weight):
@@ -161,6 +161,7 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     if laplacian == "comb":
         rate = _rate(pattern, weight.detach(), degree.detach(), symmetric)
         stays = (1 - degree / rate).to(weight.dtype)
+        kept = None if weight.requires_grad else kept  # with a weight that grows from zero it keeps its value no more
         return _Problem(Diffusion(pattern, weight / rate, stays, symmetric=symmetric), basis, rate, kept=kept)
     diagonal: Tensor | None = None
     if symmetric:  # D^-½ A D^-½, and for "rw" it stands between D^-½ and D^½

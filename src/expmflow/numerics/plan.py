@@ -107,8 +107,12 @@ def series_error(norm: float, steps: int, terms: int, unit: float, log_norm: flo
 
 
 def _rounding(norm: float, steps: int, terms: int, unit: float, log_norm: float) -> float:
-    """A rounding of the terms is at most e^{ρ/s}, one of the result at most e^μ; the latter grows with the result."""
-    return _ROUNDINGS_PER_PRODUCT * unit * math.sqrt(steps * terms) * _exp((norm - log_norm) / steps)
+    """A rounding of the terms is at most e^{ρ/s}, one of the result at most e^μ; the latter grows with the result.
+
+    Those of the operator's own numbers are the same in every product, and add up: they are felt ρ times.
+    """
+    of_terms = _ROUNDINGS_PER_PRODUCT * unit * math.sqrt(steps * terms) * _exp((norm - log_norm) / steps)
+    return of_terms + 2 * unit * norm
 
 
 def _exp(x: float) -> float:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from expmflow._precision import without_autocast
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count, expect_tensor, expect_type
 from expmflow.numerics.gradient import apply_recomputing, apply_recording
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
@@ -74,22 +75,34 @@ def apply_at(
 ) -> Tensor:
     """`expm_apply` at one time, unchecked: for layers, which have checked their input."""
     scaled = op if isinstance(t, float) and t == 1.0 else op.scale(t)
-    plan = _plan_for(scaled, x, tol, terms)
-    run = apply_recording if gradient == "autograd" or not torch.is_grad_enabled() else apply_recomputing
+    plan = _plan_for(op, t, scaled, x, tol, terms)
+    recorded = gradient == "autograd" or not torch.is_grad_enabled() or transformed(x, *op.parameters)
+    run = apply_recording if recorded else apply_recomputing
     return run(scaled, scaled.layout(x), plan)
 
 
-def _plan_for(op: LinearOperator, x: Tensor, tol: float | None, terms: int | SeriesPlan | None) -> SeriesPlan:
+def _plan_for(
+    op: LinearOperator,
+    t: float | Tensor,
+    scaled: LinearOperator,
+    x: Tensor,
+    tol: float | None,
+    terms: int | SeriesPlan | None,
+) -> SeriesPlan:
+    """The plan for t·A. What is known of A is kept, so its bounds are asked for, where those of t·A follow."""
     if isinstance(terms, SeriesPlan):
         return terms
     if terms is not None:
         return SeriesPlan(1, terms, math.nan)
     event_shape = x.shape[1:]
-    norm, asked = op.norm_bound(event_shape), default_tol(x.dtype) if tol is None else tol
+    factor = torch.as_tensor(t, dtype=torch.float64).detach()
+    norm, asked = op.norm_bound(event_shape) * factor.abs(), default_tol(x.dtype) if tol is None else tol
     plan = plan_series(norm, tol, x.dtype)
     if plan.steps == 1 and plan.error_bound <= asked:  # knowing the growth would save a term, and costs like the norm
         return plan
-    return plan_series(norm, tol, x.dtype, log_norm=op.log_norm_bound(event_shape))
+    forwards = bool(factor >= 0)
+    grows = op.log_norm_bound(event_shape) * factor if forwards else scaled.log_norm_bound(event_shape)
+    return plan_series(norm, tol, x.dtype, log_norm=grows)
 
 
 def _at_times(

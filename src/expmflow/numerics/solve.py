@@ -167,14 +167,14 @@ def with_implicit_gradient(
             return None
         if torch.is_grad_enabled():
             raise RuntimeError("Expected a first derivative through an inverse; got a request for a second one.")
-        scale = _largest(g)
+        scale, least = _largest(g), torch.finfo(g.dtype).tiny
         for precondition in (slope, 1):
             w, residual = g, scale
             for _ in range(max_iterations):
                 (back,) = torch.autograd.grad(value, u, w, retain_graph=True)
                 defect = w + back - g
                 residual = _largest(defect)
-                if bool((residual <= tol * scale).all()):
+                if bool((residual <= tol * scale + least).all()):  # a gradient may vanish
                     return w
                 if not bool(torch.isfinite(residual).all()):
                     break

@@ -116,7 +116,7 @@ class SparseAdjacency(Adjacency):
         columns = out.transpose(0, 1)
         if not columns.is_contiguous():
             return out + self.matmul(x)
-        columns.view(self.num_nodes, -1).addmm_(self._matrix, _as_columns(x))
+        columns.flatten(1).addmm_(self._matrix, _as_columns(x))
         return out
 
     @cached_property
@@ -165,6 +165,8 @@ def normalised(adjacency: Tensor, mask: Tensor | None = None, *, validate: bool 
 
 def from_entries(rows: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> SparseAdjacency:
     """Â of coalesced entries, sorted by row."""
+    known = values.dtype in (torch.float32, torch.float64)
+    expect_type(known, "a sparse graph in torch.float32 or torch.float64", values.dtype)
     pattern = Pattern(rows, cols, num_nodes)
     scale = _inverse_root(degrees(pattern, values)).to(values.dtype)
     scales = scale.index_select(0, pattern.rows) * scale.index_select(0, pattern.cols)

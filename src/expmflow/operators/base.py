@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
 
 Scalar = float | Tensor
@@ -29,7 +30,7 @@ class LinearOperator(ABC):
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Tensor] = {}
+        self._known: dict[tuple[object, ...], tuple[list[Tensor], Tensor]] = {}
 
     # --- what each operator provides ---------------------------------------------------------------------------------
 
@@ -151,16 +152,23 @@ class LinearOperator(ABC):
         return shape
 
     def _once(self, name: str, event_shape: Sequence[int], compute: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """What is known, keyed by the tensors' versions too: an optimizer may write into them after construction."""
+        """What is known of the parameters as they are: somebody may have written into them after construction.
+
+        Their versions tell, but not where a fused optimizer has written, so what learns is compared entry by entry.
+        """
         shape = self._event(event_shape)
-        versions = tuple(0 if p.is_inference() else p._version for p in self.parameters)
-        key = (name, shape, versions)
-        if key not in self._known:
-            for parameter in self.parameters:
-                expect_finite(parameter, "the operator's parameters")
-            with torch.no_grad():
-                self._known[key] = compute(shape).to(torch.float64)
-        return self._known[key]
+        key = (name, shape, *(0 if p.is_inference() else p._version for p in self.parameters))
+        learned = [p.detach() for p in self.parameters if p.requires_grad and not transformed(p)]
+        if key in self._known:
+            copies, value = self._known[key]
+            if len(copies) == len(learned) and all(map(torch.equal, copies, learned)):
+                return value
+        for parameter in self.parameters:
+            expect_finite(parameter, "the operator's parameters")
+        with torch.no_grad():
+            value = compute(shape).to(torch.float64)
+        self._known[key] = [p.clone() for p in learned], value
+        return value
 
     def __neg__(self) -> LinearOperator:
         return self.scale(-1.0)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
 from expmflow.operators import spectrum
 from expmflow.operators.base import LinearOperator, Scalar
@@ -123,7 +124,7 @@ class ConvOperator(LinearOperator):
 
     def layout(self, x: Tensor) -> Tensor:
         few = self.kernel.shape[0] < CHANNELS_LAST_FROM and not torch.is_grad_enabled()
-        return x if few or x.device.type != "cpu" else _channels_last(x)
+        return x if few or x.device.type != "cpu" or transformed(x) else _channels_last(x)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         channels = self.kernel.shape[0]

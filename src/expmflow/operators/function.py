@@ -78,10 +78,13 @@ class FunctionOperator(LinearOperator):
 
     def apply_adjoint(self, y: Tensor) -> Tensor:
         differentiable = torch.is_grad_enabled()
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            y = y.clone() if y.is_inference() else y
             x = torch.zeros_like(y, requires_grad=True)
             product = self.fn(x)
-            if not product.requires_grad:  # the zero map
+            if not product.requires_grad:
+                zero = not bool(self.fn(torch.randn_like(y)).any())
+                expect(zero, "a function that autograd can follow, for its adjoint", "one whose result has no gradient")
                 return torch.zeros_like(y)
             (grad,) = torch.autograd.grad(product, x, y, create_graph=differentiable, materialize_grads=True)
         return grad
@@ -104,8 +107,8 @@ class FunctionOperator(LinearOperator):
         super().check_input(x)
         if self._complete or torch.compiler.is_compiling():
             return
-        with torch.enable_grad():
-            y = self.fn(x.detach())
+        with torch.inference_mode(False), torch.enable_grad():
+            y = self.fn(x.clone() if x.is_inference() else x.detach())
         expect_type(isinstance(y, Tensor), "a tensor from the function", type(y).__name__)
         expect(y.shape == x.shape, f"the function to keep the shape {tuple(x.shape)}", tuple(y.shape))
         expect_type(y.dtype == x.dtype, f"the function to keep {x.dtype}", y.dtype)
