@@ -180,3 +180,24 @@ def test_functional_parameters_are_noticed():
     torch.testing.assert_close(called, unfrozen(twin, x)[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(both(layer, x)[0], before, rtol=0, atol=0)
     assert (called[0] - before[0]).abs().max() > 1e-3
+
+
+def test_another_number_of_terms_is_another_series():
+    layer, x = T.ConvExp(2).eval(), draw("x", 3, 2, 4, 4).float()
+    randomise(layer)
+    with torch.no_grad():
+        whole = layer(x)[0]
+        layer.terms, layer.tol = 1, None
+        torch.testing.assert_close(layer(x)[0], x + layer.operator()(x))
+        layer.terms, layer.tol = None, 1e-1
+        coarse = layer(x)[0]
+        layer.tol = None
+        assert torch.equal(layer(x)[0], whole)
+    assert not torch.equal(coarse, whole)
+
+
+def test_a_layer_over_batches_of_batches():
+    layer, x = T.ConvExp(2).eval(), draw("x", 5, 3, 2, 4, 4).float()
+    randomise(layer)
+    each = torch.func.vmap(lambda y: layer(y)[0])(x)
+    torch.testing.assert_close(each, layer(x.flatten(0, 1))[0].unflatten(0, (5, 3)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from expmflow import transforms as T
+from expmflow.nn import MLP, GraphNetwork
 from transform_registry import draw, randomise
 
 F64 = torch.float64
@@ -190,3 +191,34 @@ def test_many_rows_of_a_small_graph_are_each_row_by_itself(gradient, terms):
         torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-11)
         if terms is None:  # a series cut short is not inverted by another
             torch.testing.assert_close(layer.inverse(together, context)[0], x, rtol=0, atol=1e-11)
+
+
+def test_stored_zeros_are_no_edges():
+    index, values = torch.tensor([[0, 0, 0, 1, 2, 3], [1, 2, 3, 0, 0, 0]]), torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    sparse, x = torch.sparse_coo_tensor(index, values, (4, 4), check_invariants=True), draw("x", 2, 4, 2).float()
+    exponential = T.GraphConvExp(2)
+    randomise(exponential)
+    for found, expected in zip(exponential(x, sparse), exponential(x, sparse.to_dense()), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "coupling",
+    [
+        lambda: T.AffineCoupling(MLP(1, 4, hidden=(8,)), 3, dim=-1),
+        lambda: T.MixtureCoupling(GraphNetwork(1, 16, hidden=6), 3, components=2, dim=-1),
+    ],
+    ids=["affine", "mixture"],
+)
+def test_padding_does_not_move_whatever_the_network_says(coupling):
+    moving, x = coupling().double(), draw("x", 2, 9, 3)
+    randomise(moving)
+    mask = torch.arange(9) < torch.tensor([[4], [9]])
+    if isinstance(moving.net, MLP):
+        moving.net.forward = lambda x, context, run=moving.net.forward: run(x)  # type: ignore[method-assign]
+    for run in (moving, moving.inverse):
+        padded, logdet = run(x, (None, mask))
+        alone, its = run(x[:1, :4], (None, mask[:1, :4]))
+        torch.testing.assert_close(padded[0, :4], alone[0])
+        torch.testing.assert_close(logdet[0], its[0])
+        assert torch.equal(padded[0, 4:], x[0, 4:])

@@ -87,3 +87,10 @@ def test_refusals():
     layer = T.MixtureCoupling(nn.MLP(1, 4, hidden=(3,)), 2, components=2)
     with pytest.raises(ValueError, match="MixtureCoupling: Expected 8 channels from the network; got 4"):
         layer(torch.zeros(1, 2))
+
+
+def test_second_derivatives_of_the_inverse():
+    layer = T.MixtureCoupling(nn.MLP(1, 2 * (3 * 2 + 2), hidden=(4,)), channels=3, components=2).double()
+    randomise(layer)
+    z = draw("z", 2, 3).requires_grad_()
+    assert torch.autograd.gradgradcheck(layer.inverse, (z,))

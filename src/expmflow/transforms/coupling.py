@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
+from expmflow.nn.graph import node_mask
 from expmflow.nn.precision import network_precision
-from expmflow.transforms.base import Output, Transform
+from expmflow.transforms.base import Output, Transform, keep_padding
 
 LARGEST_LOG_SCALE = 2.0
 
@@ -55,11 +56,18 @@ class Coupling(Transform):
     def _forward(self, x: Tensor, context: Any) -> Output:
         first, second = self._split(x)
         moved, slope = self._move(second, self._told(first, second, context))
-        return torch.cat([first, moved], dim=self.dim), slope.sum(tuple(range(1, slope.ndim)))
+        return self._joined(first, second, moved, slope, context)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         first, second = self._split(z)
         moved, slope = self._move_back(second, self._told(first, second, context))
+        return self._joined(first, second, moved, slope, context)
+
+    def _joined(self, first: Tensor, second: Tensor, moved: Tensor, slope: Tensor, context: Any) -> Output:
+        """The two halves, and the log-determinant; the padding of graphs neither moves nor counts."""
+        mask = node_mask(context) if self.dim == -1 else None
+        if mask is not None:
+            moved, slope = keep_padding(moved, second, mask), slope * mask.unsqueeze(-1)
         return torch.cat([first, moved], dim=self.dim), slope.sum(tuple(range(1, slope.ndim)))
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,8 @@ class Frozen:
         return self._operator
 
     def _plan(self, layer: Freezable, op: LinearOperator, x: Tensor, sign: float) -> SeriesPlan:
-        event_shape, key = tuple(x.shape[1:]), (tuple(x.shape[1:]), x.dtype, sign)
+        event_shape = tuple(x.shape[1:])
+        key = (event_shape, x.dtype, sign, layer.terms, layer.tol)
         if key not in self._plans:
             if layer.terms is not None:
                 self._plans[key] = SeriesPlan(1, layer.terms, float("nan"))
@@ -95,7 +96,7 @@ class Frozen:
 
     def _matrix(self, op: LinearOperator, x: Tensor, sign: float, plan: SeriesPlan) -> Tensor:
         """exp(±A)ᵀ, by the series on all unit vectors: about as much work as a batch of d events."""
-        key = (tuple(x.shape[1:]), sign)
+        key = (tuple(x.shape[1:]), sign, plan)
         if key not in self._matrices:
             size = x[0].numel() if x.shape[0] else torch.Size(x.shape[1:]).numel()
             units = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *x.shape[1:])

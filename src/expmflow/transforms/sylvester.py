@@ -143,7 +143,7 @@ def check_inner(inner: nn.Module, u: Tensor, context: Any = None) -> None:
 def _has_order(off_diagonal: Tensor) -> bool:
     """Whether some order of the variables makes the matrix triangular: no variable depends on itself through others."""
     depends = off_diagonal != 0
-    left = torch.ones(len(depends), dtype=torch.bool)
+    left = torch.ones(len(depends), dtype=torch.bool, device=depends.device)
     while bool(left.any()):
         free = left & ~(depends & left).any(1)
         if not bool(free.any()):
