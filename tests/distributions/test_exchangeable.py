@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from expmflow import transforms as T
-from expmflow.distributions import Exchangeable, Flow, NonFiniteError, StandardNormal
+from expmflow.distributions import DiagonalGaussian, Exchangeable, Flow, NonFiniteError, StandardNormal
 from expmflow.models import graph_flow
 from transform_registry import draw, randomise
 
@@ -110,3 +110,17 @@ def test_refusals():
         flow.sample(2, noise=draw("noise", 2, 3, 2))
     with pytest.raises(NonFiniteError, match="first in the input"):
         flow.log_prob(torch.full((1, 3, 2), math.nan, dtype=F64))
+
+
+def test_samples_have_the_mean_and_scale_of_the_base_inside():
+    base = DiagonalGaussian((6,))
+    with torch.no_grad():
+        base.mean.fill_(7.0)
+        base.log_std.fill_(-2.0)
+    sets = Exchangeable(3, 2, Flow(T.Chain([]), base)).double()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        x = sets.rsample(4000)
+    last = x[..., 1]  # the features behind the first are those of the base as they are
+    assert float(last.mean()) == pytest.approx(7.0, abs=0.01)
+    assert float(last.std()) == pytest.approx(math.exp(-2), rel=0.03)

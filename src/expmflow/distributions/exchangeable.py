@@ -60,8 +60,8 @@ class Exchangeable(Base):
         return self.event_shape[0], self.event_shape[1] + 1
 
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
-        free = self.flow.decode(temperature * noise[..., :-1].flatten(1)).unflatten(1, self.event_shape)
-        ordered = _ordered(free)
+        start = self.flow.base.transform_noise(noise[..., :-1].flatten(1), temperature)
+        ordered = _ordered(self.flow.decode(start).unflatten(1, self.event_shape))
         return ordered.gather(1, noise[..., -1:].argsort(1).expand_as(ordered))
 
 
