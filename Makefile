@@ -42,7 +42,7 @@ bench: $(READY) ## measure the exponential against its alternatives
 	$(PY) benchmarks/run.py
 
 docs: $(READY) ## write the documentation to docs/_build/html
-	$(PIP) -c constraints.txt '.[docs]'
+	$(PIP) -c constraints.txt -e '.[docs]'
 	$(PY) -m sphinx -q -b html docs docs/_build/html
 
 clean: ## remove caches and builds; keeps .venv, runs and data

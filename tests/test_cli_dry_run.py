@@ -84,7 +84,7 @@ def test_other_kinds_of_data_can_be_tried(settings: str, tmp_path: Path):
     (tmp_path / "config.yaml").write_text(settings)
     outcome = run_command("train", tmp_path / "config.yaml", "--out", tmp_path / "run", "--dry-run")
     assert outcome.code == 0, outcome.err
-    assert lines(outcome.out).keys() == {"data", "parameters", "memory", "time"}
+    assert lines(outcome.out).keys() == {"reads", "writes", "data", "parameters", "memory", "time"}
     assert list(tmp_path.iterdir()) == [tmp_path / "config.yaml"]
 
 

@@ -18,6 +18,7 @@ from expmflow.data import load_images
 from expmflow.report.grids import GAP, class_columns, image_grid
 from expmflow.training import shipped
 from expmflow.training.evaluation import auroc, open_run
+from expmflow.training.importance import importance_estimates
 from expmflow.training.run import RunFolder
 from kind_runs import IMAGES, train_kind
 
@@ -139,6 +140,18 @@ def test_importance_samples_are_kept_and_tighter(run: Path, tmp_path: Path):
     assert kept.read_text().startswith(content[:-5])
     shutil.rmtree(copy / "evaluation")
     assert json.loads(run_command("evaluate", copy, *settings, "4").out) == json.loads(again.out)
+
+
+def test_kept_estimates_are_those_of_their_rows(run: Path, tmp_path: Path):
+    trained = open_run(run)
+    first, other = trained.data().test[:4].split(2)
+    kept = tmp_path / "kept.jsonl"
+    before = importance_estimates(trained, first, 3, kept_in=kept)
+    changed = importance_estimates(trained, torch.stack([first[0], other[1]]), 3, kept_in=kept)
+    assert changed.log_prob[0] == before.log_prob[0]
+    fresh = importance_estimates(trained, torch.stack([first[0], other[1]]), 3)
+    assert torch.equal(changed.log_prob, fresh.log_prob)
+    assert changed.log_prob[1] != before.log_prob[1]
 
 
 def test_conditional_models_are_told_the_classes(conditional: Path):

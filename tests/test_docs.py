@@ -1,9 +1,11 @@
-"""The code in the documentation runs."""
+"""The code in the documentation runs, and its list of settings is whole."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from expmflow.training.config import MODELS, DataConfig, OptimConfig, TrainConfig
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(page for page in DOCS.glob("*.md") if "```python" in page.read_text())
@@ -16,3 +18,23 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
     for block in blocks:
         exec(compile(block, str(page), "exec"), names)
     assert blocks
+
+
+def test_every_setting_is_listed_with_its_default() -> None:
+    text = (DOCS / "training.md").read_text().partition("## Names of columns")[0]
+    listed = set(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \| (.+?) \|", text, re.MULTILINE))
+    sections = [("data", DataConfig), ("optim", OptimConfig), ("train", TrainConfig)]
+    fields = [
+        (f"{section}.{name}", field.default)
+        for section, kind in [*sections, *(("model", model) for model in MODELS.values())]
+        for name, field in kind.model_fields.items()
+        if name != "kind"
+    ]
+    shown = {(key, _shown(default)) for key, default in fields}
+    assert shown == listed
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, tuple):
+        return str(list(default))
+    return "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)

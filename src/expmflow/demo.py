@@ -148,6 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--choose-rates", action="store_true", help="search the learning rates instead")
     given = parser.parse_args(arguments)
+    if given.out.exists() and not given.out.is_dir():
+        parser.error(f"Expected --out to be a folder; got the file {given.out}.")
     if given.choose_rates:
         choose_rates(given.out)
         return 0

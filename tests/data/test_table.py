@@ -48,11 +48,30 @@ def test_columns_are_found_by_name(tmp_path: Path):
         table.arranged(("b", "d"))
 
 
+def test_a_suffix_may_be_shouted(tmp_path: Path):
+    assert load_table(written(tmp_path, "1,2\n", "T.CSV")).rows.tolist() == [[1, 2]]
+
+
+def test_a_column_that_counts_rows_is_refused(tmp_path: Path):
+    with pytest.raises(
+        DataError, match=r"Expected a name for the first column of .*t\.csv; got none: if it counts rows"
+    ):
+        load_table(written(tmp_path, ",a,b\n0,1,2\n1,3,4\n"))
+
+
+def test_large_numbers_that_lie_close_together_are_told_apart(tmp_path: Path, caplog):
+    times = [1.7e9 + k for k in range(100)]
+    rows = load_table(written(tmp_path, "time,x\n" + "".join(f"{t:.0f},{k}\n" for k, t in enumerate(times)))).rows
+    assert rows[:, 0].tolist() == times
+    assert [record.getMessage().partition(" of ")[0] for record in caplog.records] == ["Column time"]
+    assert "has 100 different numbers, and float32 tells 2 of them apart" in caplog.text
+
+
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f8", "i4", "u1", "i8"])
 def test_arrays_of_any_real_kind(tmp_path: Path, dtype: str):
     np.save(tmp_path / "t.npy", np.asfortranarray(np.array([[1, 2], [3, 4]], dtype)))
     rows = load_table(tmp_path / "t.npy").rows
-    assert rows.dtype == torch.float32
+    assert rows.dtype == torch.float64
     assert rows.tolist() == [[1, 2], [3, 4]]
 
 

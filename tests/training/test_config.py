@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from expmflow.data import DataError
+from expmflow.training.build import build_data
 from expmflow.training.config import Config, ConfigError, load_config, parse_config, presets
+from expmflow.training.randomness import Randomness
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
@@ -82,3 +85,30 @@ def test_what_is_no_config_is_refused(tmp_path: Path, text: str):
 def test_values_have_to_be_sections(values: object):
     with pytest.raises(ConfigError, match="Expected a config of sections; got"):
         parse_config(values)
+
+
+def test_other_data_than_the_preset_has_comes_without_its_files() -> None:
+    own = load_config("image-convsylvester", ["data.path=photos"])
+    assert (own.data.name, own.data.size) == ("images", 32)
+    other = load_config("image-convsylvester", ["data.name=cifar10"])
+    assert (other.data.name, other.data.size, other.data.path) == ("cifar10", None, None)
+    assert load_config("image-convsylvester", ["data.name=images"]).data.size == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"name": "moons", "path": "t.csv"},
+            r"Expected data\.name=table or images with data\.path=t\.csv",
+        ),
+        ({"name": "mog-4", "size": 3}, r"Expected data\.name=images with data\.size=3; got data\.name=mog-4"),
+        (
+            {"name": "table", "path": "t.csv", "channels": "grey"},
+            r"Expected data\.name=images with data\.channels",
+        ),
+    ],
+)
+def test_settings_of_other_data_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        build_data(parse_config({"data": settings}).data, Randomness(0))

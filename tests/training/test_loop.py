@@ -5,20 +5,25 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import image_run
+import numpy as np
 import pytest
 import torch
 
+from expmflow.data import DataError
 from expmflow.distributions import NonFiniteError
+from expmflow.models import image_flow
 from expmflow.training import checkpoint as checkpoint_module
 from expmflow.training.build import build_model
-from expmflow.training.checkpoint import list_checkpoints, newest_checkpoint, save_checkpoint
+from expmflow.training.checkpoint import CheckpointError, list_checkpoints, newest_checkpoint, save_checkpoint
 from expmflow.training.config import ConfigError, load_config, parse_config
+from expmflow.training.evaluation import open_run
 from expmflow.training.loop import train
-from expmflow.training.run import RunFolder, load
+from expmflow.training.run import RunFolder, load, save_pretrained
 from expmflow.training.validation import TrainingError
 
 MOONS = ["data.samples=400", "model.blocks=1", "model.hidden=8", "train.batch_size=32", "train.log_every=1"]
@@ -294,6 +299,66 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
             torch.testing.assert_close(first[name], second[name])
 
 
+def test_starting_from_another_architecture_is_refused(tmp_path: Path) -> None:
+    train(config("train.steps=2"), tmp_path / "first")
+    with pytest.raises(CheckpointError, match=r"Expected the weights in .*first.* to fit the model; got:"):
+        train(config("model.hidden=16"), tmp_path / "second", init_from=tmp_path / "first")
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    for settings, start in ((["model.hidden=16"], tmp_path / "nowhere"), (["data.path=t.csv"], None)):
+        with pytest.raises((CheckpointError, DataError)):
+            train(config(*settings), tmp_path / "run", init_from=start)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_whole_checkpoint_nothing_is_overwritten(tmp_path: Path) -> None:
+    train(config(), tmp_path)
+    for path in list_checkpoints(tmp_path / "checkpoints"):
+        (path / "manifest.json").write_text("{")
+    before = {name: (tmp_path / name).read_bytes() for name in ("model.safetensors", "metrics.jsonl")}
+    with pytest.raises(
+        CheckpointError, match=r"Expected JSON in .*manifest\.json.*There is no other; choose a new folder"
+    ):
+        train(config(), tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+def test_weights_without_checkpoints_are_set_aside(tmp_path: Path) -> None:
+    train(config(), tmp_path / "run")
+    save_pretrained(tmp_path / "run", tmp_path / "kept")
+    before = (tmp_path / "kept" / "model.safetensors").read_bytes()
+    train(config("train.steps=2"), tmp_path / "kept")
+    assert (tmp_path / "kept" / "model.before.safetensors").read_bytes() == before
+    assert RunFolder(tmp_path / "kept").read_metrics()[-1]["step"] == 2
+
+
+def test_copies_of_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    train(config("train.steps=4"), tmp_path)
+    newest, _ = list_checkpoints(tmp_path / "checkpoints")
+    copies = [newest.with_name(f"{newest.name}.bak{k}") for k in (1, 2)]
+    for copied in copies:
+        shutil.copytree(newest, copied)
+    train(config(), tmp_path)
+    assert list_checkpoints(tmp_path / "checkpoints")[0].name == "step-00000006"
+    assert all(copied.is_dir() for copied in copies)
+
+
+def test_other_data_than_a_run_began_with_is_a_warning(tmp_path: Path, caplog) -> None:
+    rows = torch.randn(100, 2, generator=torch.Generator().manual_seed(0)).numpy()
+    np.save(tmp_path / "t.npy", rows)
+    settings = load_config("table", [f"data.path={tmp_path / 't.npy'}", *MOONS[1:], "train.steps=2"])
+    train(settings, tmp_path / "run")
+    open_run(tmp_path / "run").data()
+    assert not caplog.records
+    np.save(tmp_path / "t.npy", np.concatenate([rows, rows[:1]]))
+    open_run(tmp_path / "run").data()
+    assert "The data is not what it was when the run in" in caplog.text
+    caplog.clear()
+    train(settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 3})}), tmp_path / "run")
+    assert "The data is not what it was when the run in" in caplog.text
+
+
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"Expected a batch of at most 320 rows.*; got 1000"):
         train(config("train.batch_size=1000"), tmp_path)
@@ -308,3 +373,20 @@ def test_training_lowers_the_loss(tmp_path: Path) -> None:
 
 def test_parse_config_knows_the_defaults() -> None:
     assert parse_config({}).train.steps == 2000
+
+
+def test_a_model_is_saved_with_the_config_that_describes_it(tmp_path: Path) -> None:
+    settings: dict[str, object] = {"levels": 1, "subflows": 1, "hidden": 8}
+    model = image_flow((1, 4, 4), grey_levels=17, **settings).eval()  # type: ignore[arg-type]
+    described = parse_config({"data": {"name": "digits"}, "model": {"kind": "image", **settings}})
+    save_pretrained((model, described, (1, 4, 4)), tmp_path)
+    x, noise = torch.randint(17, (3, 1, 4, 4)), torch.rand(3, 1, 4, 4)
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path)(x, noise=noise), model(x, noise=noise))
+    for wrong, message in (
+        ({"grey_levels": 256}, "Expected model.grey_levels=17"),
+        ({"hidden": 4}, "describes the model"),
+    ):
+        other = parse_config({"data": {"name": "digits"}, "model": {"kind": "image", **settings, **wrong}})
+        with pytest.raises(ConfigError, match=message):
+            save_pretrained((model, other, (1, 4, 4)), tmp_path)

@@ -1,10 +1,13 @@
 """Randomness, schedules and averages are the functions that they claim to be."""
 
+import math
+
 import pytest
 import torch
 
 from expmflow.training.config import OptimConfig
 from expmflow.training.distributed import Processes
+from expmflow.training.evaluation import Typicality
 from expmflow.training.optimizer import Average, learning_rate
 from expmflow.training.randomness import Randomness
 
@@ -57,3 +60,13 @@ def test_average_of_a_constant_is_the_constant_and_of_a_jump_lies_between() -> N
         model.weight.add_(1.0)
     average.update(model, 100)
     assert torch.allclose(average.values["weight"], start + 0.5)
+
+
+def test_scores_are_measured_on_rows_whose_likelihood_can_be_told() -> None:
+    nll = torch.tensor([1.0, 2.0, 3.0, math.inf], dtype=torch.float64)
+    found = Typicality.of(nll)
+    assert found == Typicality.of(nll[:3])
+    assert found.mean == 2
+    assert float(found.score(nll)[3]) > found.threshold
+    with pytest.raises(ValueError, match="Expected at least two training rows with finite likelihoods; got 1"):
+        Typicality.of(nll[2:])

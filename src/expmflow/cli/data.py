@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from expmflow._validation import expect, expect_count
 from expmflow.cli.console import reading, result, result_table, say
 from expmflow.cli.dry_run import DryRun, described
 from expmflow.cli.measure import size_text
@@ -49,6 +50,11 @@ def data(
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         files = "a .npy or .csv table, or a folder, .npy or .npz of images"
         raise DataError(f"Expected {', '.join(NAMES)}, {files}; got {source!r}{hint}.")
+    if size is not None:
+        expect_count(size, "--size")
+        own = source not in NAMES and path.suffix != ".csv" and (path.suffix != ".npy" or _holds_images(path))
+        expect(own, "--size with images of your own", source)
+    expect(folder is None or source in PUBLISHED, f"--dir with one of {', '.join(PUBLISHED)}", source)
     if dry_run:
         result(described({"reads": _reads(source, folder)}))
         return
@@ -118,7 +124,7 @@ def _describe_columns(where: str, rows: Tensor, names: tuple[str, ...]) -> None:
     values = rows.double()
     columns = names or [f"x{k + 1}" for k in range(rows.shape[1])]
     shown = Table(title=f"{escape(where)}: {len(rows)} rows, {rows.shape[1]} columns", title_justify="left")
-    shown.add_column("column")
+    shown.add_column("column", overflow="fold")
     for name in ("least", "mean", "std", "largest"):
         shown.add_column(name, justify="right")
     spread = values.std(0) if len(rows) > 1 else values.new_zeros(rows.shape[1])

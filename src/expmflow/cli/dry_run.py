@@ -35,10 +35,11 @@ def described(lines: dict[str, str]) -> str:
     return "\n".join([*(f"{name:<11} {text}" for name, text in lines.items()), "nothing was written"])
 
 
-def dry_run_text(config: Config, device: str) -> str:
+def dry_run_text(config: Config, folder: Path, device: str) -> str:
     """For `train`."""
     data = build_data(config.data, Randomness(config.train.seed))
     config, size = resolve(config, data), config.train.batch_size
+    RunFolder(folder).check(config, data)
     expect(len(data.train) >= size, f"a batch of at most {len(data.train)} rows, as there are for training", size)
     run = Run(config, data, RunFolder(Path("dry-run")), Processes(), torch.device(device), lambda record: None)
     model = build_model(config, data.event_shape).to(run.device).train()
@@ -58,6 +59,8 @@ def dry_run_text(config: Config, device: str) -> str:
     held = copies * _bytes(*model.parameters()) + _bytes(data.train, data.validation, data.test)
     return described(
         {
+            "reads": _place(config),
+            "writes": str(folder),
             "data": f"{len(data.train) + len(data.validation) + len(data.test)} rows of shape {data.event_shape}: "
             f"{len(data.train)} for training, {len(data.validation)} for validation, {len(data.test)} for test",
             "parameters": parameters(model),
@@ -100,9 +103,13 @@ def run_text(
 
 def reads(trained: Trained) -> str:
     """A run's folder, and where its rows come from."""
-    data = trained.config.data
-    place = data.path or data.dir
-    return f"{trained.folder.path}; its data: {data.name}" + ("" if place is None else f" ({place})")
+    return f"{trained.folder.path}; its data: {_place(trained.config)}"
+
+
+def _place(config: Config) -> str:
+    """The data's name, and where it is if the config says so."""
+    place = config.data.path or config.data.dir
+    return config.data.name + ("" if place is None else f" ({place})")
 
 
 def parameters(model: nn.Module) -> str:

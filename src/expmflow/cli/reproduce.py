@@ -48,14 +48,14 @@ def reproduce(
     table = results / (f"{experiment.value}.json" if preset is Preset.paper else f"{experiment.value}-{preset}.json")
     weights = table.with_suffix("")
     done = {graph.Row(r["data"], r["model"], r["seed"]).name for r in graph.load_results(table)}
+    steps = graph.PRESETS[preset]["steps"]
     for row in rows:
         if dry_run:
-            result(f"{row.name}: {'done' if row.name in done else graph.PRESETS[preset]['steps']}")
+            result(f"{row.name}: done, in {table}" if row.name in done else f"{row.name}: {steps} steps")
             continue
         if row.name in done:
-            say(f"{row.name}: done already")
+            say(f"{row.name}: done already, in {table}; with another --results it is run again")
             continue
-        steps = graph.PRESETS[preset]["steps"]
         with progress(row.name, steps) as advance:
             last = 0
 

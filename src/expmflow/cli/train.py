@@ -41,7 +41,9 @@ class OnNonfinite(StrEnum):
 
 
 def train(
-    source: Annotated[str, typer.Argument(metavar="PRESET|CONFIG.yaml", help="A preset's name, or a config file.")],
+    source: Annotated[
+        str, typer.Argument(metavar="PRESET|CONFIG.yaml", help=f"{', '.join(sorted(presets()))}; or a config file.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings on top, such as train.steps=500.")
     ] = None,
@@ -64,7 +66,7 @@ def train(
     expect(not folder.exists() or folder.is_dir(), "--out to be a folder", f"the file {folder}")
     device_named(device)
     if dry_run:
-        result(dry_run_text(config, device))
+        result(dry_run_text(config, folder, device))
         return
     run = RunFolder(folder)
     with reading() as told:

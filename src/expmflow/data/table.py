@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from expmflow.data.errors import DataError, first_line
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Table:
-    """A file's rows, `(rows, columns)` in float32, and the names of its columns; an array has none."""
+    """A file's rows, `(rows, columns)` in float64, and the names of its columns; an array has none."""
 
     path: Path
     rows: Tensor
@@ -44,22 +47,37 @@ def load_table(path: Path) -> Table:
     A CSV file may start with one line of names, one for each column. Everything else has to be a finite number.
     """
     readers = {".npy": _read_npy, ".csv": _read_csv}
-    if path.suffix not in readers:
+    suffix = path.suffix.lower()
+    if suffix not in readers:
         raise DataError(f"Expected a .npy or .csv file; got {path}.")
     if not path.is_file():
         raise DataError(f"Expected the file {path}; got none.")
-    values, names = readers[path.suffix](path)
+    values, names = readers[suffix](path)
     if values.ndim != 2 or 0 in values.shape:
         raise DataError(f"Expected rows and columns in {path}; got shape {values.shape}.")
     with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
-    finite = np.isfinite(values).all(axis=1)
+        rounded = values.astype(np.float32)
+    finite = np.isfinite(rounded).all(axis=1)
     if not finite.all():
         raise DataError(
             f"Expected finite float32 numbers in {path}; got {int((~finite).sum())} rows with NaN, infinity or "
             f"numbers too large, first row {int(np.argmin(finite)) + 1}."
         )
-    return Table(path, torch.from_numpy(values), names)
+    _warn_of_merged(values, rounded, names, path)
+    return Table(path, torch.from_numpy(values.astype(np.float64)), names)
+
+
+def _warn_of_merged(values: np.ndarray, rounded: np.ndarray, names: Sequence[str], path: Path) -> None:
+    """Of a column of large numbers that lie close together, such as times in seconds, float32 leaves but a few."""
+    for k, (exact, coarse) in enumerate(zip(values.T, rounded.T, strict=True)):
+        before, after = len(np.unique(exact)), len(np.unique(coarse))
+        if 2 * after < before:
+            column = names[k] if names else k + 1
+            log.warning(
+                "Column %s of %s has %d different numbers, and float32 tells %d of them apart: subtract what they have "
+                "in common, or train with train.precision=float64.",
+                *(column, path, before, after),
+            )
 
 
 def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -104,6 +122,8 @@ def _names(header: Sequence[str], width: int, path: Path) -> tuple[str, ...]:
     """One for each column; a column that has none is called by its place."""
     if header and len(header) != width:
         raise DataError(f"Expected {width} names in {path}, as there are columns; got {len(header)}.")
+    if header and not header[0].strip() and all(map(str.strip, header[1:])):
+        raise DataError(f"Expected a name for the first column of {path}; got none: if it counts rows, leave it out.")
     names = tuple(" ".join(name.split()) or f"x{k + 1}" for k, name in enumerate(header))
     often = [name for name, count in Counter(names).items() if count > 1]
     if often:

@@ -72,7 +72,14 @@ def _with_error(value: float, error: float, factor: float = 1.0) -> str:
 
 def _in_unit(name: str) -> Callable[[Summary], str | None]:
     """The test likelihood in a unit, of the runs whose unit that is."""
-    return lambda s: _with_error(s.test_nll, s.test_error, s.unit.per_nat) if s.unit.name == name else None
+    return lambda s: (
+        _with_error(s.test_nll, s.test_error, s.unit.per_nat) if _tested(s) and s.unit.name == name else None
+    )
+
+
+def _tested(summary: Summary) -> bool:
+    """Whether what was measured is the test."""
+    return summary.rows["test"] > 0
 
 
 def _weighted(summary: Summary) -> str | None:
@@ -87,8 +94,9 @@ Cell = Callable[[Summary], str | None]
 RESULTS: dict[str, Cell] = {
     "best validation nll (nats)": lambda s: _nats(s.best["validation_nll"]),
     "at step": lambda s: f"{s.best['step']} of {s.last_step}",
-    "test nll (nats)": lambda s: _with_error(s.test_nll, s.test_error) if s.levels is None else None,
-    "test −ELBO (nats)": lambda s: None if s.levels is None else _with_error(s.test_nll, s.test_error),
+    "test nll (nats)": lambda s: _with_error(s.test_nll, s.test_error) if _tested(s) and s.levels is None else None,
+    "test −ELBO (nats)": lambda s: _with_error(s.test_nll, s.test_error) if _tested(s) and s.levels else None,
+    "no test rows; training nll (nats)": lambda s: None if _tested(s) else _with_error(s.test_nll, s.test_error),
     "test −ELBO (bits per dimension)": _in_unit("bits per dimension"),
     "importance-weighted (bits per dimension)": _weighted,
     "test nll (nats per node)": _in_unit("nats per node"),

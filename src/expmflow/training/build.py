@@ -26,6 +26,7 @@ def build_data(config: DataConfig, randomness: Randomness, progress: Progress | 
 
     `progress` is told of downloads, and of images read.
     """
+    _check_settings(config)
     if config.name in MIXTURES:
         return _graphs(config, randomness)
     if config.name == "moons":
@@ -50,6 +51,16 @@ def build_data(config: DataConfig, randomness: Randomness, progress: Progress | 
     )
 
 
+def _check_settings(config: DataConfig) -> None:
+    """Raise for a setting that says something about other data; `load_images` does so for images."""
+    if config.name in ("moons", "table", *MIXTURES):
+        for setting in ("path", "dir", "size", "channels"):
+            given = getattr(config, setting)
+            if given is not None and (config.name, setting) != ("table", "path"):
+                other = "table or images" if setting == "path" else "images"
+                raise DataError(f"Expected data.name={other} with data.{setting}={given}; got data.name={config.name}.")
+
+
 def _graphs(config: DataConfig, randomness: Randomness) -> Dataset:
     mixture = MIXTURES[config.name]
     counts = {"train": DRAWN_GRAPHS, "validation": DRAWN_GRAPHS, "test": config.samples}
@@ -57,12 +68,17 @@ def _graphs(config: DataConfig, randomness: Randomness) -> Dataset:
     return Dataset(train, validation, test, draw=mixture.sample)
 
 
+def fits(config: Config, data: Dataset) -> bool:
+    """Whether the config's model is of the kind for this data."""
+    return config.model.kind == KINDS.get(len(data.event_shape))
+
+
 def resolve(config: Config, data: Dataset) -> Config:
     """The config with what follows from the data filled in, or a `ConfigError` if model and data do not fit."""
     kind = KINDS.get(len(data.event_shape))
     if kind is None:
         raise ConfigError(f"Expected data of vectors, graphs or images; got events of {len(data.event_shape)} axes.")
-    if config.model.kind != kind:
+    if not fits(config, data):
         raise ConfigError(
             f"Expected a model of kind {kind} for the data {config.data.name}; got model.kind={config.model.kind}."
         )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from expmflow.training.files import flush_directory, write_json, write_tensors
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
+NAME = re.compile(r"step-\d+")
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +60,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     write_json(temporary / STATE, {"step": checkpoint.step, **checkpoint.state})
     write_json(temporary / MANIFEST, {"format_version": FORMAT_VERSION, "files": _describe(temporary)})
     flush_directory(temporary)
+    before = folder / f".tmp-before-{path.name}"
     if path.exists():  # a resumed run arrives at a step again
-        shutil.rmtree(path)
+        shutil.rmtree(before, ignore_errors=True)
+        os.rename(path, before)
     os.rename(temporary, path)
     flush_directory(folder)
+    shutil.rmtree(before, ignore_errors=True)
     return path
 
 
@@ -89,18 +94,30 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, newest first; temporary ones are not among them."""
-    return sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True) if folder.is_dir() else []
+    """The checkpoints of a folder, newest first; temporary ones, and copies under other names, are not among them."""
+    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; the others are named in a warning."""
-    for path in list_checkpoints(folder):
+    """The newest checkpoint that is whole, the others being named in a warning; None if there never was one.
+
+    Raises:
+        CheckpointError: if there are some, and none is whole: to begin anew would overwrite what was trained.
+    """
+    paths = list_checkpoints(folder)
+    for path in paths:
         try:
             return load_checkpoint(path)
         except NewerFormatError:
             raise
         except CheckpointError as error:
+            if path == paths[-1]:
+                raise CheckpointError(f"{error} There is no other; choose a new folder, or remove {folder}.") from None
             log.warning("%s Using the checkpoint before it.", error)
     return None
 
@@ -108,7 +125,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 def remove_old(folder: Path, keep: set[int], newest: int = 2) -> None:
     """Delete checkpoints except the `newest` and those of the steps in `keep`, and what was left half written."""
     for path in list_checkpoints(folder)[newest:]:
-        if int(path.name.removeprefix("step-")) not in keep:
+        if _step(path) not in keep:
             shutil.rmtree(path)
     for path in folder.glob(".tmp-*"):
         shutil.rmtree(path, ignore_errors=True)

@@ -59,9 +59,9 @@ class DenseModelConfig(_Section):
     """A flow on vectors: blocks of ActNorm, LinearExp, DenseSylvester and an affine coupling."""
 
     kind: Literal["dense"] = "dense"
-    blocks: Positive = 4
-    hidden: Positive = 64
-    coeff: float = Field(0.9, gt=0)
+    blocks: Positive = Field(4, description="how many")
+    hidden: Positive = Field(64, description="features inside the networks")
+    coeff: float = Field(0.9, gt=0, description="the norm that exponentials may have")
     coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
 
 
@@ -71,7 +71,7 @@ class ImageModelConfig(_Section):
     kind: Literal["image"] = "image"
     subflow: Subflow = Field("sylvester", description="what a subflow is made of")
     mixing: Mixing = Field("1x1", description="the linear layer beside each coupling")
-    levels: Positive = 2
+    levels: Positive = Field(2, description="each halves height and width")
     subflows: Positive = Field(4, description="in each level")
     growth: Positive = Field(32, description="channels that each layer of a coupling's DenseNet adds")
     depth: Positive = Field(2, description="layers of a coupling's DenseNet")
@@ -79,8 +79,8 @@ class ImageModelConfig(_Section):
     actnorm: bool = Field(True, description="an ActNorm before each subflow")
     mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
     base: BaseKind = Field("gaussian", description="fixed or learned means and deviations")
-    dequantization: Dequantization = "uniform"
-    dequantization_subflows: Positive = 4
+    dequantization: Dequantization = Field("uniform", description="the noise that fills the gaps between grey levels")
+    dequantization_subflows: Positive = Field(4, description="of variational dequantization")
     conditional: bool = Field(False, description="learn a density for each class of the data")
     grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
     classes: int | None = Field(None, ge=1, description="filled in from the data, if conditional")
@@ -90,9 +90,9 @@ class GraphModelConfig(_Section):
     """A flow on the node features of graphs: subflows of ActNorm, 1×1 and couplings."""
 
     kind: Literal["graph"] = "graph"
-    network: GraphNetworks = "gnf-exp"
-    subflows: Positive = 3
-    hidden: Positive = 64
+    network: GraphNetworks = Field("gnf-exp", description="one of the paper's three models, or the better one")
+    subflows: Positive = Field(3, description="how many")
+    hidden: Positive = Field(64, description="features inside the networks")
 
 
 def _kind(model: Any) -> Any:
@@ -111,9 +111,9 @@ ModelConfig = Annotated[
 class OptimConfig(_Section):
     """How the weights move."""
 
-    optimizer: Literal["adam", "adamax"] = "adam"
-    lr: float = Field(1e-3, gt=0)
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    optimizer: Literal["adam", "adamax"] = Field("adam", description="which one")
+    lr: float = Field(1e-3, gt=0, description="the learning rate")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="of the optimizer's two averages")
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
     decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate per epoch, or per decay_every steps")
     decay_every: Positive | None = Field(None, description="steps; an epoch if not given")
@@ -124,20 +124,20 @@ class OptimConfig(_Section):
 class TrainConfig(_Section):
     """How long, how often, on what."""
 
-    steps: Positive = 2000
-    batch_size: Positive = 256
-    seed: int = Field(0, ge=0)
-    log_every: Positive = 50
-    validate_every: Positive = 500
-    checkpoint_every: Positive = 500
+    steps: Positive = Field(2000, description="of the optimizer; a run that is done goes on with more")
+    batch_size: Positive = Field(256, description="rows in a step, over all processes")
+    seed: int = Field(0, ge=0, description="every random number follows from it")
+    log_every: Positive = Field(50, description="steps between records of the training loss")
+    validate_every: Positive = Field(500, description="steps between validations, of which the best weights are kept")
+    checkpoint_every: Positive = Field(500, description="steps between checkpoints")
     sample_every: Positive | None = Field(None, description="steps between pictures of samples; none if not given")
     patience: Positive | None = Field(None, description="validations without improvement before stopping early")
-    on_nonfinite: Literal["stop", "skip"] = "stop"
+    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="what to do about a loss that is NaN or infinite")
     precision: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="bfloat16 is for the networks only: series, log-dets and losses stay in float32"
     )
-    compile: bool = False
-    threads: Positive | None = None
+    compile: bool = Field(False, description="compile the model by torch.compile")
+    threads: Positive | None = Field(None, description="of the CPU; torch's choice if not given")
 
 
 class Config(_Section):
@@ -167,13 +167,22 @@ def load_config(source: str, overrides: Sequence[str] = ()) -> Config:
             raise ConfigError(f"Expected an override key=value; got {override!r}.")
     text, place = _read(source)
     try:
-        given = OmegaConf.create(text)
+        given, on_top = OmegaConf.create(text), OmegaConf.from_dotlist(list(overrides))
         if not OmegaConf.is_dict(given):
             raise ConfigError(f"Expected a config of sections in {place}; got {type(given).__name__}.")
-        values = OmegaConf.to_container(OmegaConf.merge(given, OmegaConf.from_dotlist(list(overrides))), resolve=True)
+        if OmegaConf.select(on_top, "data.name") not in (None, OmegaConf.select(given, "data.name")):
+            _forget_own(given)
+        values = OmegaConf.to_container(OmegaConf.merge(given, on_top), resolve=True)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"Expected a valid config in {place}; got: {_in_one_line(error)}.") from None
     return parse_config(values)
+
+
+def _forget_own(config: Any) -> None:
+    """Of a config whose data is replaced by other data: what it said about the user's own files."""
+    if isinstance(config.get("data"), Mapping):
+        for key in ("path", "size", "crop", "channels"):
+            config["data"].pop(key, None)
 
 
 def parse_config(values: Any) -> Config:

@@ -45,6 +45,15 @@ class Processes:
             dist.barrier()
 
 
+def own_device(name: str) -> torch.device:
+    """The device of this process: of several GPUs in a machine, each process that `torchrun` started has its own."""
+    if name != "cuda" or "LOCAL_RANK" not in os.environ:
+        return torch.device(name)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
     """Join the processes that `torchrun` started; a lone process has nobody to join."""

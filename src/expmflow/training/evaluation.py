@@ -69,6 +69,7 @@ class Trained:
         data = build_data(self.config.data, Randomness(self.config.train.seed), progress)
         same = not self.names or not data.names or data.names == self.names
         expect(same, f"the columns {', '.join(self.names)} in the run's data", ", ".join(data.names))
+        self.folder.check_data(data.digest())
         return data
 
     def rows(self, rows: Tensor) -> Tensor:
@@ -124,7 +125,7 @@ class Trained:
                 drawn = randomness.noise("uniform" if kind == "uniform" else "normal", shape, "evaluation", k)
                 noise = self.rows(drawn)
             contexts = self._contexts(None if labels is None else labels[k * size : (k + 1) * size], len(batch))
-            found = [_tolerant(self.model, self.rows(batch), noise, told).double().cpu() for told in contexts]
+            found = [tolerant_likelihood(self.model, self.rows(batch), noise, told).double().cpu() for told in contexts]
             yield torch.stack(found).logsumexp(0) - math.log(len(found))
 
     def _contexts(self, labels: Tensor | None, rows: int) -> list[Tensor | None]:
@@ -156,9 +157,13 @@ class Typicality:
 
     @classmethod
     def of(cls, nll: Tensor, *, quantile: float = 0.99, threshold: float | None = None) -> Typicality:
-        """Measured on the training rows; beyond `threshold`, or beyond that quantile of theirs, a row is flagged."""
+        """Measured on the training rows; beyond `threshold`, or beyond that quantile of theirs, a row is flagged.
+
+        Rows so far out that their likelihood cannot be told do not count.
+        """
         expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
-        expect(len(nll) > 1, "at least two training rows", len(nll))
+        nll = nll[nll.isfinite()]
+        expect(len(nll) > 1, "at least two training rows with finite likelihoods", len(nll))
         mean, std = float(nll.mean()), max(float(nll.std()), torch.finfo(nll.dtype).tiny)
         scores = ((nll - mean).abs() / std).sort().values
         at = min(len(scores) - 1, math.ceil(quantile * len(scores)) - 1)
@@ -182,7 +187,7 @@ def auroc(scores: Tensor, reference: Tensor) -> float:
     return float((below[0] + below[1]).double().mean()) / (2 * len(ordered))
 
 
-def _tolerant(model: nn.Module, rows: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
+def tolerant_likelihood(model: nn.Module, rows: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
     """Where one row is beyond the numbers of the dtype, the others still have their likelihood."""
     try:
         return log_likelihood(model, rows, noise, context)
@@ -194,4 +199,4 @@ def _tolerant(model: nn.Module, rows: Tensor, noise: Tensor | None, context: Ten
             [None if part is None else part[half] for part in (rows, noise, context)]
             for half in (slice(middle), slice(middle, None))
         ]
-        return torch.cat([_tolerant(model, *half).cpu() for half in halves])  # type: ignore[arg-type]
+        return torch.cat([tolerant_likelihood(model, *half).cpu() for half in halves])  # type: ignore[arg-type]

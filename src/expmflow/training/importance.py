@@ -13,8 +13,7 @@ from torch import Tensor
 
 from expmflow._validation import expect, expect_count
 from expmflow.distributions import DequantizedFlow, elbo, importance_weighted
-from expmflow.training.build import log_likelihood
-from expmflow.training.evaluation import Advance, Trained
+from expmflow.training.evaluation import Advance, Trained, tolerant_likelihood
 from expmflow.training.randomness import Randomness
 from expmflow.training.shipped import place_beside
 from expmflow.transforms import Transform
@@ -50,13 +49,13 @@ def importance_estimates(
     """
     model = check_weighable(trained, samples)
     expect(trained.classes is None or labels is not None, "labels for the rows of a conditional model", "none")
-    known = dict(_read(kept_in)) if kept_in else {}
+    known = {k: values for k, of, values in (_read(kept_in) if kept_in else ()) if k < len(rows) and of == _of(rows[k])}
     found = []
     for k in range(len(rows)):
         if k not in known:
             known[k] = _estimate(trained, model, rows[k], samples, None if labels is None else labels[k], k)
             if kept_in:
-                _append(kept_in, k, known[k])
+                _append(kept_in, k, _of(rows[k]), known[k])
         found.append(known[k])
         advance(1)
     return _stacked(found)
@@ -89,7 +88,7 @@ def kept_results(trained: Trained, split: str) -> dict[int, Estimates]:
     folder, digest = place_beside(trained.folder.path) / "evaluation", _digest(trained)
     for path in folder.glob(f"{split}-*-{digest}.jsonl"):
         samples = path.name.removeprefix(f"{split}-").partition("-")[0]
-        rows = dict(_read(path))
+        rows = {k: values for k, _, values in _read(path)}
         if samples.isdecimal() and rows:
             found[int(samples)] = _stacked(rows[k] for k in sorted(rows))
     return dict(sorted(found.items()))
@@ -122,24 +121,29 @@ def _estimate(
         noise = randomness.noise(model.dequantizer.noise, shape, "importance", place, chunk)[:count]
         copies = trained.rows(row.expand(count, *row.shape))
         context = trained.context(None if label is None else label.expand(count))
-        weights.append(log_likelihood(model, copies, trained.rows(noise), context).double().cpu())
+        weights.append(tolerant_likelihood(model, copies, trained.rows(noise), context).double().cpu())
     log_weights = torch.cat(weights).unsqueeze(1)
     return float(elbo(log_weights)), float(importance_weighted(log_weights))
 
 
-def _read(path: Path) -> Iterator[tuple[int, tuple[float, float]]]:
-    """The whole lines of the file; what was half written is computed again."""
+def _of(row: Tensor) -> str:
+    """Tells a row from others."""
+    return hashlib.sha256(row.contiguous().cpu().numpy().tobytes()).hexdigest()[:12]
+
+
+def _read(path: Path) -> Iterator[tuple[int, str, tuple[float, float]]]:
+    """The whole lines of the file, with what tells their row; what was half written is computed again."""
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
-                yield int(record["row"]), (float(record["elbo"]), float(record["log_prob"]))
+                yield int(record["row"]), str(record["of"]), (float(record["elbo"]), float(record["log_prob"]))
             except (json.JSONDecodeError, KeyError, TypeError, ValueError):
                 continue
 
 
-def _append(path: Path, row: int, values: tuple[float, float]) -> None:
+def _append(path: Path, row: int, of: str, values: tuple[float, float]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"row": row, "elbo": values[0], "log_prob": values[1]})
+    line = json.dumps({"row": row, "of": of, "elbo": values[0], "log_prob": values[1]})
     with open(path, "a", encoding="utf-8") as file:
         file.write(f"\n{line}\n")  # a line before it that was cut short is ended first

@@ -21,16 +21,17 @@ from expmflow._validation import expect
 from expmflow.data import Dataset
 from expmflow.distributions import NonFiniteError
 from expmflow.numerics import ConvergenceError
-from expmflow.training.build import build_data, build_model, log_likelihood, resolve
+from expmflow.training.build import build_data, build_model, fits, log_likelihood, resolve
 from expmflow.training.checkpoint import newest_checkpoint, remove_old, save_checkpoint
 from expmflow.training.config import Config
-from expmflow.training.distributed import processes
+from expmflow.training.distributed import own_device, processes
 from expmflow.training.job import OnSamples, OnStep, Report, Run
 from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import Average, build_optimizer, gradient_norm, learning_rate
 from expmflow.training.randomness import Randomness
-from expmflow.training.run import RunFolder, load, load_weights
+from expmflow.training.run import RunFolder, load_weights
 from expmflow.training.sampling import draw
+from expmflow.training.shipped import find_run
 from expmflow.training.state import State, evaluation_model
 from expmflow.training.validation import TrainingError, stopped, validate
 
@@ -67,13 +68,13 @@ def train(
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     data = build_data(config.data, Randomness(config.train.seed)) if data is None else data
-    config = resolve(config, data) if model is None else config
+    config = resolve(config, data) if model is None or fits(config, data) else config
     expect(
         len(data.train) >= config.train.batch_size,
         f"a batch of at most {len(data.train)} rows, as there are for training",
         config.train.batch_size,
     )
-    where = torch.device(device)
+    where = own_device(device)
     with processes(where) as among, _interruptible() as interrupted:
         run = Run(config, data, RunFolder(Path(folder)), among, where, report, on_samples, on_step)
         state = setup(run, model, init_from)
@@ -84,12 +85,12 @@ def train(
 
 def setup(run: Run, model: nn.Module | None, init_from: str | Path | None) -> State:
     """A new state, or the one of the newest checkpoint that is whole."""
-    if run.among.writes:
-        run.folder.start(run.config, run.data.event_shape, run.data.names)
-    run.among.wait()
     model = build_model(run.config, run.data.event_shape) if model is None else model
     if init_from is not None:
-        model.load_state_dict(load(init_from).state_dict())
+        load_weights(model, RunFolder(find_run(init_from)).weights)
+    if run.among.writes:  # what is refused before leaves nothing behind
+        run.folder.start(run.config, run.data)
+    run.among.wait()
     model = model.to(run.device).train()
     average = None if run.config.optim.ema is None else Average(model, run.config.optim.ema)
     state = State(model, build_optimizer(model, run.config.optim), average)
@@ -97,7 +98,13 @@ def setup(run: Run, model: nn.Module | None, init_from: str | Path | None) -> St
     if checkpoint is not None:
         state.restore(checkpoint)
         log.info("Resuming at step %d.", state.step)
+        if init_from is not None:
+            log.warning(
+                "The weights of %s are not used: the run in %s goes on with its own.", init_from, run.folder.path
+            )
     if run.among.writes:
+        if checkpoint is None:
+            run.folder.set_weights_aside()
         run.folder.trim_metrics(state.step)
     return state
 
@@ -129,7 +136,7 @@ def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
             since, seconds = state.step, time.perf_counter()
         if state.step % settings.validate_every == 0 or state.step == settings.steps:
             validate(run, state)
-        stop = run.among.total(torch.tensor(float(interrupted()))) > 0
+        stop = run.among.total(torch.tensor(float(interrupted()), device=run.device)) > 0
         if stop or state.step % settings.checkpoint_every == 0 or state.step == settings.steps:
             keep(run, state)
         if stop:
@@ -149,7 +156,7 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
         group["lr"] = learning_rate(run.config.optim, state.step, run.steps_per_epoch)
     state.optimizer.zero_grad(set_to_none=True)
     problem = ""
-    loss = torch.full((), math.nan)
+    loss = torch.full((), math.nan, device=run.device)
     coarse = torch.autocast(run.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")
     try:
         with coarse:

@@ -42,8 +42,10 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, ten
     for key, value in tensors.items():
         quantity, _, name = key.partition("/")
         parameter = parameters[name]
-        # as torch keeps it: counters on the CPU, moments beside their parameter
-        state, fitting = optimizer.state[parameter], value if quantity == "step" else value.to(parameter)
+        # as torch keeps it: moments beside their parameter, counters on the CPU unless the optimizer is fused
+        aside = quantity == "step" and not optimizer.param_groups[0].get("fused")
+        state = optimizer.state[parameter]
+        fitting = value if aside else value.to(parameter.device, value.dtype if quantity == "step" else parameter.dtype)
         if quantity in state:  # perhaps a part of something larger
             state[quantity].copy_(fitting)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,15 +21,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from expmflow.data import Dataset
+from expmflow.distributions import DequantizedFlow
 from expmflow.training.build import build_model
 from expmflow.training.checkpoint import CheckpointError, check_format
-from expmflow.training.config import Config, ConfigError, parse_config
+from expmflow.training.config import Config, ConfigError, ImageModelConfig, parse_config
 from expmflow.training.files import flush_directory, write_json, write_tensors, write_text
 from expmflow.training.shipped import find_run
 
 RUN_FORMAT_VERSION = 1
 CHECKSUM = "sha256"
 MODEL_CHECKSUM = "model_sha256"
+DATA_CHECKSUM = "data_sha256"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,24 +59,32 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    def start(self, config: Config, event_shape: tuple[int, ...], names: Sequence[str] = ()) -> None:
+    def start(self, config: Config, data: Dataset) -> None:
         """Make the folder, or recognise it: a run goes on only with the config and the columns that it began with."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.check(config, data)
+        names, digest = data.names, data.digest()
         if self.config.exists():
-            known, shape = self.read_config()
-            if (_trajectory(known), shape) != (_trajectory(config), event_shape):
-                raise ConfigError(
-                    f"Expected the config that the run in {self.path} began with; got another. Choose a new folder, or "
-                    "resume with the same settings."
-                )
-            began = self.read_names()
-            if began and names and tuple(names) != began:
-                raise ConfigError(
-                    f"Expected the columns {', '.join(began)} that the run in {self.path} began with; got "
-                    f"{', '.join(names)}."
-                )
-            names = names or began
-        save_config(self.config, config, event_shape, names)
+            names = names or self.read_names()
+            digest = self.check_data(digest) or digest
+        self.path.mkdir(parents=True, exist_ok=True)
+        save_config(self.config, config, data.event_shape, names, digest)
+
+    def check(self, config: Config, data: Dataset) -> None:
+        """Raise `ConfigError` if the folder holds a run that began otherwise."""
+        if not self.config.exists():
+            return
+        known, shape = self.read_config()
+        if (_trajectory(known), shape) != (_trajectory(config), data.event_shape):
+            raise ConfigError(
+                f"Expected the config that the run in {self.path} began with; got another. Choose a new folder, or "
+                "resume with the same settings."
+            )
+        began = self.read_names()
+        if began and data.names and data.names != began:
+            raise ConfigError(
+                f"Expected the columns {', '.join(began)} that the run in {self.path} began with; got "
+                f"{', '.join(data.names)}."
+            )
 
     def read_config(self) -> tuple[Config, tuple[int, ...]]:
         """The config of the run, and the shape of its events."""
@@ -79,6 +93,32 @@ class RunFolder:
     def read_names(self) -> tuple[str, ...]:
         """What the entries of a row are called; none, if they have no names."""
         return read_names(self.config)
+
+    def read_digest(self) -> str | None:
+        """What tells the data that the run began with from others; older runs do not know."""
+        found = _read_values(self.config).get(DATA_CHECKSUM)
+        return found if isinstance(found, str) else None
+
+    def check_data(self, digest: str | None) -> str | None:
+        """Warn if the data is not what the run began with; what that was."""
+        began = self.read_digest()
+        if began is not None and digest is not None and began != digest:
+            log.warning(
+                "The data is not what it was when the run in %s began: its rows may be in other parts now, and what "
+                "is tested on may have been trained on.",
+                self.path,
+            )
+        return began
+
+    def set_weights_aside(self) -> None:
+        """Before a run begins anew where there are weights, but no checkpoint: they and their metrics are kept."""
+        if not self.weights.exists():
+            return
+        for path in (self.weights, self.metrics):
+            before = path.with_name(f"{path.stem}.before{path.suffix}")
+            if path.exists() and not before.exists():
+                os.replace(path, before)
+                log.warning("No checkpoint in %s: training begins anew, and %s becomes %s.", self.path, path, before)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """One more line; a line is written whole or will be trimmed on resume."""
@@ -114,11 +154,19 @@ def _as_line(record: dict[str, Any]) -> str:
     return json.dumps(finite, allow_nan=False) + "\n"
 
 
-def save_config(path: Path, config: Config, event_shape: tuple[int, ...], names: Sequence[str] = ()) -> None:
-    """The resolved config, the format's version, the events' shape and names, and a checksum of what the model is."""
+def save_config(
+    path: Path,
+    config: Config,
+    event_shape: tuple[int, ...],
+    names: Sequence[str] = (),
+    digest: str | None = None,
+) -> None:
+    """The resolved config, the format's version, the events' shape and names, checksums of the data and the model."""
     values: dict[str, Any] = {"format_version": RUN_FORMAT_VERSION, "event_shape": list(event_shape)}
     if names:
         values["names"] = list(names)
+    if digest is not None:
+        values[DATA_CHECKSUM] = digest
     dumped = config.model_dump(mode="json")
     write_json(path, {**values, MODEL_CHECKSUM: _model_checksum(dumped, event_shape), "config": dumped})
 
@@ -222,16 +270,34 @@ def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]]
         folder: made if it is not there.
     """
     names: tuple[str, ...] = ()
+    digest = None
     if isinstance(source, tuple):
         model, config, event_shape = source
+        config = _describing(model, config, tuple(event_shape))
     else:
         model, run = load(source), RunFolder(find_run(source))
         config, event_shape = run.read_config()
-        names = run.read_names()
+        names, digest = run.read_names(), run.read_digest()
     target = RunFolder(Path(folder))
     target.path.mkdir(parents=True, exist_ok=True)
-    save_config(target.config, config, tuple(event_shape), names)
+    save_config(target.config, config, tuple(event_shape), names, digest)
     target.save_weights(model.state_dict())
+
+
+def _describing(model: nn.Module, config: Config, event_shape: tuple[int, ...]) -> Config:
+    """The config with the grey levels of the model; a `ConfigError` if it describes another model."""
+    if isinstance(model, DequantizedFlow) and isinstance(config.model, ImageModelConfig):
+        if config.model.grey_levels not in (None, model.levels):
+            raise ConfigError(f"Expected model.grey_levels={model.levels}, as the model has; got another number.")
+        config = config.model_copy(update={"model": config.model.model_copy(update={"grey_levels": model.levels})})
+    shapes, described = (
+        {name: tuple(value.shape) for name, value in each.state_dict().items()}
+        for each in (model, build_model(config, event_shape))
+    )
+    if shapes != described:
+        others = sorted(name for name in shapes.keys() | described.keys() if shapes.get(name) != described.get(name))
+        raise ConfigError(f"Expected a config that describes the model; got one of another, first in {others[0]}.")
+    return config
 
 
 def _model_checksum(config: dict[str, Any], event_shape: Sequence[int]) -> str:
