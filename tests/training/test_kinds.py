@@ -15,7 +15,8 @@ from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.distributed import Processes
 from expmflow.training.job import Run
 from expmflow.training.loop import train
-from expmflow.training.run import RunFolder, load
+from expmflow.training.pretrained import load
+from expmflow.training.run import RunFolder
 
 LEVELS, CLASSES = 17, 3
 KINDS = {"dense": "moons", "graph": "mog-4", "image": "digits"}

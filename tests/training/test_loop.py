@@ -23,7 +23,8 @@ from expmflow.training.checkpoint import CheckpointError, list_checkpoints, newe
 from expmflow.training.config import ConfigError, load_config, parse_config
 from expmflow.training.evaluation import open_run
 from expmflow.training.loop import train
-from expmflow.training.run import RunFolder, load, save_pretrained
+from expmflow.training.pretrained import load, save_pretrained
+from expmflow.training.run import RunFolder
 from expmflow.training.validation import TrainingError
 
 MOONS = ["data.samples=400", "model.blocks=1", "model.hidden=8", "train.batch_size=32", "train.log_every=1"]

@@ -21,7 +21,8 @@ from expmflow.training.evaluation import open_run
 from expmflow.training.files import write_json, write_text
 from expmflow.training.job import OnStep, Report
 from expmflow.training.loop import train
-from expmflow.training.run import RunFolder, save_pretrained
+from expmflow.training.pretrained import save_pretrained
+from expmflow.training.run import RunFolder
 
 MODELS = ("coupling", "gnf", "gnf-exp")
 PAPER = {  # nats per node and the error bar of three runs

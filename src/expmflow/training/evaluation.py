@@ -16,8 +16,9 @@ from expmflow.data.download import Progress
 from expmflow.distributions import DequantizedFlow, Flow, NonFiniteError
 from expmflow.training.build import DTYPES, build_data, class_context, log_likelihood, noise_kind
 from expmflow.training.config import Config
+from expmflow.training.pretrained import load
 from expmflow.training.randomness import Randomness
-from expmflow.training.run import RunFolder, load
+from expmflow.training.run import RunFolder
 from expmflow.training.sampling import draw
 from expmflow.training.shipped import find_run, run_name
 

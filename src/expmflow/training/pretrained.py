@@ -1,0 +1,80 @@
+"""Trained models in and out of folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from expmflow.distributions import DequantizedFlow
+from expmflow.training.build import build_model
+from expmflow.training.config import Config, ConfigError, ImageModelConfig
+from expmflow.training.run import RunFolder, load_weights, save_config
+from expmflow.training.shipped import find_run
+
+
+def load(folder: str | Path) -> nn.Module:
+    """The trained model of a run, or of a folder that `save_pretrained` wrote, in evaluation mode.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`; nothing in it is ever unpickled. Where there is no such
+            folder, the name of a model that comes with the package, such as `"digits"`.
+
+    Raises:
+        CheckpointError: with one sentence, if there is no such model, or it was altered.
+
+    Example:
+        >>> import tempfile
+        >>> from expmflow.models import dense_flow
+        >>> from expmflow.training.config import Config
+        >>> flow = dense_flow(2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ef.save_pretrained((flow, Config(), (2,)), folder)
+        ...     model = ef.load(folder)
+        >>> model.sample(3).shape
+        torch.Size([3, 2])
+    """
+    run = RunFolder(find_run(folder))
+    config, event_shape = run.read_config()
+    model = build_model(config, event_shape)
+    load_weights(model, run.weights)
+    return model.eval()
+
+
+def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]], folder: str | Path) -> None:
+    """Write what `load` needs and no more: `config.json` and `model.safetensors`.
+
+    Args:
+        source: a run, whose best weights are taken, or a model with its config and the shape of its events.
+        folder: made if it is not there.
+    """
+    names: tuple[str, ...] = ()
+    digest = None
+    if isinstance(source, tuple):
+        model, config, event_shape = source
+        config = _describing(model, config, tuple(event_shape))
+    else:
+        model, run = load(source), RunFolder(find_run(source))
+        config, event_shape = run.read_config()
+        names, digest = run.read_names(), run.read_digest()
+    target = RunFolder(Path(folder))
+    target.path.mkdir(parents=True, exist_ok=True)
+    save_config(target.config, config, tuple(event_shape), names, digest)
+    target.save_weights(model.state_dict())
+
+
+def _describing(model: nn.Module, config: Config, event_shape: tuple[int, ...]) -> Config:
+    """The config with the grey levels of the model; a `ConfigError` if it describes another model."""
+    if isinstance(model, DequantizedFlow) and isinstance(config.model, ImageModelConfig):
+        if config.model.grey_levels not in (None, model.levels):
+            raise ConfigError(f"Expected model.grey_levels={model.levels}, as the model has; got another number.")
+        config = config.model_copy(update={"model": config.model.model_copy(update={"grey_levels": model.levels})})
+    shapes, described = (
+        {name: tuple(value.shape) for name, value in each.state_dict().items()}
+        for each in (model, build_model(config, event_shape))
+    )
+    if shapes != described:
+        others = sorted(name for name in shapes.keys() | described.keys() if shapes.get(name) != described.get(name))
+        raise ConfigError(f"Expected a config that describes the model; got one of another, first in {others[0]}.")
+    return config
