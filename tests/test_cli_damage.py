@@ -102,11 +102,15 @@ def test_weights_of_another_model_are_one_sentence(run: Path):
     assert "to fit the model; got:" in outcome.err
 
 
-def test_data_may_move(run: Path):
+def test_data_may_move(run: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere.csv"
+    elsewhere.write_text("".join(f"{k / 10},{-k / 20}\n" for k in range(50)))
     config = json.loads((run / "config.json").read_text())
-    config["config"]["data"]["path"] = "elsewhere.csv"
+    config["config"]["data"] |= {"name": "table", "path": str(elsewhere)}
     (run / "config.json").write_text(json.dumps(config))
-    assert run_command("evaluate", run).code == 0
+    outcome = run_command("evaluate", run)
+    assert outcome.code == 0
+    assert "The data is not what it was when the run in" in " ".join(outcome.err.split())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format_version": "1"}', '{"format_version": 1, "event_shape": []}'])

@@ -112,7 +112,7 @@ def table_or_sentence(path: Path) -> None:
         assert "\n" not in str(error)  # noqa: PT017
         return
     assert table.rows.ndim == 2
-    assert table.rows.dtype == torch.float32
+    assert table.rows.dtype == torch.float64
     assert bool(table.rows.isfinite().all())
     assert len(set(table.names)) in (0, table.rows.shape[1])
 
