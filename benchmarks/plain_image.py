@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -170,31 +171,39 @@ def log_normal(z: Tensor) -> Tensor:
     return (-0.5 * (z**2 + math.log(2 * math.pi))).sum(dim=(1, 2, 3))
 
 
-def train(mixing: str, seed: int, folder: Path, steps: int, images: int) -> dict[str, float]:
-    """Bits per dimension of the first test images, their standard error, and the seconds of a step."""
-    from expmflow.data import load_images
-
-    torch.manual_seed(seed)
-    data = load_images("cifar10", folder=folder, generator=torch.Generator())
-    model = PlainImageFlow(mixing)
+def fit(model: nn.Module, images: Tensor, steps: int, after: Callable[[int, Tensor], None]) -> None:
+    """Train; `after` is called with the number of each step and its loss."""
     optimizer = torch.optim.Adamax(model.parameters(), lr=1e-3)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 100))
-    per_bit = data.train[0].numel() * math.log(2)
-    start, order = time.perf_counter(), torch.empty(0, dtype=torch.int64)
+    order = torch.empty(0, dtype=torch.int64)
     for step in range(1, steps + 1):
         if len(order) < 32:
-            order = torch.randperm(len(data.train))
+            order = torch.randperm(len(images))
         chosen, order = order[:32], order[32:]
-        x = data.train[chosen]
+        x = images[chosen]
         x = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x)
         loss = -model(x).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         warmup.step()
+        after(step, loss)
+
+
+def train(mixing: str, seed: int, folder: Path, steps: int, images: int) -> dict[str, float]:
+    """Bits per dimension of the first test images, their standard error, and the seconds of a step."""
+    from expmflow.data import load_images
+
+    torch.manual_seed(seed)
+    data = load_images("cifar10", folder=folder, generator=torch.Generator())
+    model, per_bit, start = PlainImageFlow(mixing), data.train[0].numel() * math.log(2), time.perf_counter()
+
+    def show(step: int, loss: Tensor) -> None:
         if step % 50 == 0 or step == steps:
             seconds = (time.perf_counter() - start) / step
             print(f"step {step}: {loss.item() / per_bit:.3f} bits per dimension, {seconds:.3f} s per step", flush=True)
+
+    fit(model, data.train, steps, show)
     taken = (time.perf_counter() - start) / steps
     model.eval()
     with torch.no_grad():
