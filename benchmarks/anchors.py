@@ -1,8 +1,9 @@
 """The presets cifar10-anchor-* and the plain model, seed by seed: bits per dimension on the first 2000 test images.
 
-python -m benchmarks.anchors [--data .data] [--seeds 0 1 2] [--threads N]
+python -m benchmarks.anchors [--data .data] [--only expmflow-convexp ...] [--seeds 0 1 2] [--threads N]
 
-What is trained already, below runs/, is not trained again. The table goes to results/cifar10-anchors.md.
+What is trained already, below runs/, is not trained again. The table goes to results/cifar10-anchors.md; what
+--only leaves out stays in it as it is.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ def plain(mixing: str, seed: int, data: Path, threads: int | None) -> dict[str, 
     return json.loads(out.read_text())
 
 
+MODELS = {"expmflow": ours, "plain": plain}
+
+
 def text(found: list[dict[str, Any]]) -> str:
     """The rows, and the means over seeds."""
     rows = [
@@ -120,18 +124,24 @@ def _truncations(found: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=Path(".data"), help="the folder with cifar-10-batches-bin")
+    names = [f"{model}-{mixing}" for model in MODELS for mixing in AUTHORS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="MODEL-MIXING")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=None)
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    before = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     found = []
-    for name, run, seeds in (("expmflow", ours, arguments.seeds), ("plain", plain, arguments.seeds[:1])):
-        for mixing in AUTHORS:
-            for seed in seeds:
-                row = run(mixing, seed, arguments.data, arguments.threads)
-                found.append({"model": name, "mixing": mixing, "seed": seed, **row})
-                print(f"{name}, {mixing}, seed {seed}: {row['bpd']:.4f}", flush=True)
+    for name in names:
+        model, mixing = name.split("-")
+        if name not in arguments.only:
+            found += [row for row in before if (row["model"], row["mixing"]) == (model, mixing)]
+            continue
+        for seed in arguments.seeds if model == "expmflow" else arguments.seeds[:1]:
+            row = MODELS[model](mixing, seed, arguments.data, arguments.threads)
+            found.append({"model": model, "mixing": mixing, "seed": seed, **row})
+            print(f"{name}, seed {seed}: {row['bpd']:.4f}", flush=True)
     write_json(RESULTS, {"rows": found, "authors": AUTHORS, "images": IMAGES})
     write_text(RESULTS.with_suffix(".md"), text(found))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import exponential
 import graph_models
 import image_models
+import image_training
 import inverses
 import layers
 import sparse
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "memory": sparse.memory,
     "imagemodels": image_models.training_step,
     "graphmodels": graph_models.training_step,
+    "imagetraining": image_training.whole_training,  # last: it needs CIFAR-10
 }
 
 

@@ -69,9 +69,10 @@ class _DenseNetwork(torch.autograd.Function):
         folded.append(_folded(head, stem))
         gated = dense @ folded[-1].T
         b, c, linear = gated.split([growth, growth, len(last)], dim=1)
+        product = b.mul_(c.sigmoid_())
         ctx.save_for_backward(x, *weights, dense, gated, *insides)
         ctx.small = stem, body, head, layers, last, folded  # of the size of weights
-        return _image(torch.addmm(linear, b * c.sigmoid_(), last.T), x)
+        return _image(torch.addmm(linear, product, last.T), x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -81,17 +82,18 @@ class _DenseNetwork(torch.autograd.Function):
             return recorded_vjp(_formula, (x, *weights), ctx.needs_input_grad, grad)
         stem, body, head, layers, last, folded = ctx.small
         growth, back = len(body), _matrix(grad)
-        b, sigmoid, _ = gated.split([growth, growth, len(last)], dim=1)
+        product, sigmoid, _ = gated.split([growth, growth, len(last)], dim=1)
         to_gated = torch.empty_like(gated)
         to_b, to_c, to_linear = to_gated.split([growth, growth, len(last)], dim=1)
         to_linear.copy_(back)
         to_product = back @ last
         torch.mul(to_product, sigmoid, out=to_b)
-        _sigmoid_backward(to_product.mul_(b), sigmoid, grad_input=to_c)
+        to_product.mul_(product)
+        torch.addcmul(to_product, to_product, sigmoid, value=-1, out=to_c)  # b σ' = b σ (1 − σ)
         to_stem = torch.zeros_like(stem)
         to_head = _unfolded(to_gated.T @ dense, head, stem, to_stem)
         to_rest, to_last_of_a = to_head.split([2 * growth, len(last)])
-        to_last = torch.addmm(to_last_of_a @ body.T, back.T, b * sigmoid)
+        to_last = torch.addmm(to_last_of_a @ body.T, back.T, product)
         found = [to_last_of_a[:, 0], to_last, *_apart(torch.cat([last.T @ to_last_of_a, to_rest]))]  # the last first
         to_dense = to_gated @ folded[-1]
         for known in reversed(range(len(layers))):
@@ -99,7 +101,8 @@ class _DenseNetwork(torch.autograd.Function):
             new = slice(stem.shape[1] + growth * known, stem.shape[1] + growth * (known + 1))
             back = _relu_backward(to_dense[:, new], dense[:, new], 0)
             to_inside, to_conv, to_conv_bias = _conv_backward(_image(back, x), _image(inside, x), conv)
-            back = _relu_backward(_matrix(to_inside), inside, 0)
+            back = _matrix(to_inside)
+            _relu_backward_(back, inside, 0, grad_input=back)
             to_mix = _unfolded(back.T @ dense[:, : new.start], mix, stem, to_stem)
             found += [to_conv_bias, to_conv, *_apart(to_mix)]
             to_dense[:, : new.start].addmm_(back, folded[known])
@@ -111,7 +114,7 @@ class _DenseNetwork(torch.autograd.Function):
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
 _relu_backward = torch.ops.aten.threshold_backward.default
-_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+_relu_backward_ = torch.ops.aten.threshold_backward.grad_input
 
 
 def _conv_backward(grad: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -82,4 +80,6 @@ class Average:
 
 def gradient_norm(model: nn.Module, limit: float | None) -> Tensor:
     """The norm of all gradients; they are scaled down to `limit` where they exceed it."""
-    return torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if limit is None else limit)
+    if limit is None:
+        return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), limit)

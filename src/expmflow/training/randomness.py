@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -33,16 +34,21 @@ class Randomness:
 
     def order(self, epoch: int, size: int) -> Tensor:
         """The order in which an epoch goes through `size` samples."""
-        return torch.randperm(size, generator=self.generator("order", epoch))
+        return _order(self, epoch, size).clone()
 
     def batch(self, step: int, size: int, batch_size: int) -> Tensor:
         """The samples of a step: epochs follow each other, each in its own order; an epoch's remainder is left out."""
         per_epoch = max(1, size // batch_size)
         epoch, place = divmod(step, per_epoch)
-        return self.order(epoch, size)[place * batch_size : (place + 1) * batch_size]
+        return _order(self, epoch, size)[place * batch_size : (place + 1) * batch_size].clone()
 
     def noise(self, kind: Noise, shape: tuple[int, ...], label: str, *counters: int) -> Tensor:
         """Noise for a whole global batch, in float64: row k belongs to sample k, on whichever process it is used."""
         generator = self.generator(label, *counters)
         draw = torch.rand if kind == "uniform" else torch.randn
         return draw(shape, generator=generator, dtype=torch.float64)
+
+
+@lru_cache(maxsize=2)  # an epoch has many steps
+def _order(randomness: Randomness, epoch: int, size: int) -> Tensor:
+    return torch.randperm(size, generator=randomness.generator("order", epoch))
