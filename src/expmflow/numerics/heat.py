@@ -23,7 +23,6 @@ from expmflow.operators.sparse import Pattern
 Laplacian = Literal["sym", "rw", "comb"]
 
 REMEMBERED = 2**18  # edges, up to which the last graph is remembered: a few megabytes
-_ROUNDINGS = 16  # by which two weights may differ and still be one edge's, in units of their dtype's spacing
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # compressed rows cannot be traced
@@ -152,7 +151,9 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
         if not bool(other.all()):
             rows, cols, weight = rows[other], cols[other], weight[other]
     pattern = Pattern(rows, cols, nodes)
-    degree, symmetric = _degrees(pattern, weight)
+    degree, symmetric = pattern.row_sums(weight)
+    if weight.requires_grad:
+        degree = degrees(pattern, weight)
     basis: Basis = "chebyshev" if symmetric else "powers"
     alone = degree == 0
     kept = alone.nonzero().squeeze(-1) if bool(alone.any()) else None
@@ -201,22 +202,6 @@ def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> 
     neighbours = (pattern.matrix(weight.double()) @ degree.unsqueeze(1)).squeeze(1)
     sums = degree + neighbours / torch.where(degree > 0, degree, 1.0)
     return float(sums.amax()) / 2 * (1 + 4 * torch.finfo(weight.dtype).eps)
-
-
-def _degrees(pattern: Pattern, weight: Tensor) -> tuple[Tensor, bool]:
-    """The sums of A's rows in float64, and whether A is symmetric.
-
-    It is where A u = Aᵀ u to rounding for a random positive u: equal weights give equal sums, others almost never.
-    """
-    generator = torch.Generator().manual_seed(0)
-    u = (0.5 + torch.rand(pattern.size, generator=generator, dtype=torch.float64)).to(weight.device)
-    entries = weight.detach().double()
-    degree, along = (pattern.matrix(entries) @ torch.stack([torch.ones_like(u), u], dim=1)).unbind(1)
-    across = torch.zeros_like(u).index_add(0, pattern.cols, entries * u.index_select(0, pattern.rows))
-    most = int(pattern.starts.diff().amax()) if pattern.size else 0
-    slack = _ROUNDINGS * torch.finfo(weight.dtype).eps * math.sqrt(max(most, 1))
-    symmetric = bool(((along - across).abs() <= slack * (along + across)).all())
-    return degrees(pattern, weight) if weight.requires_grad else degree, symmetric
 
 
 def _check_range(degree: Tensor) -> None:

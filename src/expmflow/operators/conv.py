@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, final
 
 import torch
@@ -140,7 +139,11 @@ class ConvOperator(LinearOperator):
         sizes = self._event(event_shape)[1:]
         blocks = self.kernel.reshape(self.groups, *self.kernel.shape[1:2], *self.kernel.shape[1:])
         taps = blocks.diagonal(dim1=1, dim2=2).sum((0, -1))
-        reached = _fixed_points(sizes, self.dilation, tuple(taps.shape), self.padding)
+        counts = [
+            [fixed_points(n, d * (j - k // 2), self.padding) for j in range(k)]
+            for n, d, k in zip(sizes, self.dilation, taps.shape, strict=True)
+        ]
+        reached = [math.prod(tap) for tap in itertools.product(*counts)]
         return (taps.flatten() * taps.new_tensor(reached)).sum()
 
     def _symbol(self, event_shape: tuple[int, ...]) -> tuple[Tensor, float]:
@@ -162,18 +165,6 @@ class ConvOperator(LinearOperator):
         # between the samples λ + S, S ≥ |λ| everywhere, exceeds its largest sample by no more than the factor `slack`
         everywhere = slack * torch.maximum(largest, -least)
         return slack * largest + (slack - 1) * everywhere
-
-
-@lru_cache(maxsize=64)  # layers ask for it at each call
-def _fixed_points(
-    sizes: tuple[int, ...], dilation: tuple[int, ...], taps: tuple[int, ...], padding: Padding
-) -> tuple[int, ...]:
-    """For each tap, the number of points that it leads to themselves."""
-    counts = [
-        [fixed_points(n, d * (j - k // 2), padding) for j in range(k)]
-        for n, d, k in zip(sizes, dilation, taps, strict=True)
-    ]
-    return tuple(math.prod(tap) for tap in itertools.product(*counts))
 
 
 def _channels_last(x: Tensor) -> Tensor:
