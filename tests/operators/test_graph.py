@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import expmflow as ef
+from expmflow.operators.sparse import Pattern
 from graph_cases import csr
 from reference import graph_matrix, lambda_max, matrix_of, normalised_adjacency, sigma_max
 
@@ -83,6 +84,24 @@ def test_asymmetric_graphs_can_exceed_one():
     truth = sigma_max(normalised_adjacency(adjacency))
     assert truth == pytest.approx(5**0.5)
     assert float(op.norm_bound((5, 1))) >= truth
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("change", ["none", "an edge missing", "a weight off"])
+def test_one_edge_decides_whether_a_sparse_graph_is_symmetric(dtype, change):
+    generator = torch.Generator().manual_seed(0)
+    upper = torch.triu(torch.rand(40, 40, generator=generator, dtype=dtype), 1)
+    adjacency = torch.where(upper > 0.7, upper, 0)
+    adjacency = adjacency + adjacency.T
+    row, col = adjacency.nonzero()[17]
+    if change == "an edge missing":
+        adjacency[row, col] = 0
+    if change == "a weight off":
+        adjacency[row, col] *= 1.001
+    rows, cols = adjacency.nonzero().unbind(1)
+    sums, symmetric = Pattern(rows, cols, 40).row_sums(adjacency[rows, cols])
+    assert symmetric == (change == "none")
+    torch.testing.assert_close(sums, adjacency.double().sum(1))
 
 
 def test_parallel_edges_add_up_and_order_does_not_matter():
