@@ -50,9 +50,10 @@ class TestTable:
         assert len(laptop) == 12
         assert paper[:12] == laptop
         assert {(row.data, row.model, row.seed) for row in paper[12:]} == {
-            ("mog-4", model, seed) for model in graph.MODELS for seed in (1, 2)
+            *(("mog-4", model, seed) for model in graph.MODELS for seed in (1, 2)),
+            *(("mog-16", "gnf-exp", seed) for seed in (1, 2)),
         }
-        assert len({row.name for row in paper}) == len(paper) == 18
+        assert len({row.name for row in paper}) == len(paper) == 20
 
     def test_every_row_has_a_config_and_a_number_of_the_paper(self):
         for row in graph.table_rows("paper"):
@@ -137,14 +138,14 @@ class TestReproduce:
         assert one["nats_per_node"] == pytest.approx(other["nats_per_node"], abs=0.2)
 
     def test_a_row_that_fails_leaves_the_others(self, tmp_path: Path, monkeypatch):
-        run = graph.run_row
+        train = graph.train_row
 
         def failing(row: graph.Row, *arguments, **options):
             if row.model == "gnf":
                 raise KeyboardInterrupt
-            return run(row, *arguments, **options)
+            return train(row, *arguments, **options)
 
-        monkeypatch.setattr(graph, "run_row", failing)
+        monkeypatch.setattr(graph, "train_row", failing)
         outcome = reproduce(tmp_path, "--only", "mog-4")
         assert outcome.code == 130
         assert [row["model"] for row in rows(tmp_path)] == ["coupling"]

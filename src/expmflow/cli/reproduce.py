@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from expmflow._validation import expect
-from expmflow.cli.console import progress, result, say
+from expmflow.cli.console import progress, result, say, speaks
 from expmflow.experiments import graph
 
 
@@ -38,7 +38,8 @@ def reproduce(
 ) -> None:
     """Run a table of the paper, row by row. A row that was cut is resumed; one that is done is not run again.
 
-    Each row is a run of its own below --runs; its result goes into --results at once, with its weights beside it.
+    Each row is a run of its own below --runs; its result goes into --results at once, with its weights beside it. With
+    many processes: torchrun --standalone --nproc-per-node 2 -m expmflow reproduce graph.
     """
     table_rows = graph.table_rows(preset)
     known = ", ".join(row.name for row in table_rows)
@@ -64,7 +65,11 @@ def reproduce(
                 advance(number - last)
                 last = number
 
-            found = graph.run_row(row, preset, runs / experiment.value / preset, weights, threads=threads, on_step=step)
+            place = runs / experiment.value / preset
+            graph.train_row(row, preset, place, threads=threads, on_step=step)
+            if not speaks():  # of several processes one tests and writes
+                continue
+            found = graph.measure_row(row, preset, place, weights)
         graph.save_results(table, [*graph.load_results(table), found], preset)
         say(f"{row.name}: {found['nats_per_node']:.4f} nats per node (paper {found['paper']:.2f})")
     if not dry_run:

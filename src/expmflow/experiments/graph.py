@@ -19,7 +19,7 @@ from expmflow.experiments.table import markdown_table
 from expmflow.training.config import Config, parse_config
 from expmflow.training.evaluation import open_run
 from expmflow.training.files import write_json, write_text
-from expmflow.training.job import OnStep, Report
+from expmflow.training.job import OnStep
 from expmflow.training.loop import train
 from expmflow.training.pretrained import save_pretrained
 from expmflow.training.run import RunFolder
@@ -35,7 +35,7 @@ CHOICES = (
     "The paper names no optimizer and prints a learning rate of 2^-4; its graph couplings are those of Liu et al. "
     "(2019), which move both halves of the features in turn; in gnf-exp an exponential precedes each of the two."
 )
-EXTRA_SEEDS = {"mog-4": (1, 2)}
+REPEATED = [("mog-4", model) for model in MODELS] + [("mog-16", "gnf-exp")]  # with two more seeds
 BEST = "sorted"
 PRESETS = {
     "paper": {"steps": 35_000, "decay_every": 15_000, "test": 1_280_000},
@@ -92,7 +92,7 @@ def table_rows(preset: str) -> list[Row]:
     models = (BEST,) if preset == "best" else MODELS
     rows = [Row(data, model, 0) for data in ("mog-4", "mog-ring", "mog-9", "mog-16") for model in models]
     if preset == "paper":
-        rows += [Row(data, model, seed) for data, seeds in EXTRA_SEEDS.items() for seed in seeds for model in MODELS]
+        rows += [Row(data, model, seed) for seed in (1, 2) for data, model in REPEATED]
     return rows
 
 
@@ -100,19 +100,16 @@ def _known_rows() -> list[Row]:
     return table_rows("paper") + table_rows("best")
 
 
-def run_row(
-    row: Row,
-    preset: str,
-    runs: Path,
-    weights: Path,
-    *,
-    threads: int | None = None,
-    report: Report = lambda record: None,
-    on_step: OnStep = lambda step: None,
-) -> dict[str, Any]:
-    """Train the row, or go on with it, then test it; the best weights are left in `weights` as well."""
+def train_row(
+    row: Row, preset: str, runs: Path, *, threads: int | None = None, on_step: OnStep = lambda step: None
+) -> None:
+    """Train the row in a folder of its own below `runs`, or go on with it; alone or with other processes."""
+    train(row.config(preset, threads), runs / row.name, on_step=on_step)
+
+
+def measure_row(row: Row, preset: str, runs: Path, weights: Path) -> dict[str, Any]:
+    """What a trained row comes to on the test graphs; the best weights are left in `weights` as well."""
     folder = runs / row.name
-    train(row.config(preset, threads), folder, report=report, on_step=on_step)
     started = time.perf_counter()
     save_pretrained(folder, weights / row.name)
     trained = open_run(weights / row.name)
