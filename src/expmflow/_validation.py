@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def expect_finite(value: Tensor, name: str) -> None:
     """`value` has no NaN or infinity. Reads the tensor, so `torch.compile` and `torch.func` skip it."""
     if torch.compiler.is_compiling() or value.numel() == 0 or transformed(value):
         return
-    extremes = torch.stack(torch.aminmax(value.detach())).tolist()  # both are NaN if any number is
+    extremes = map(float, torch.aminmax(value.detach()))  # both are NaN if any number is
     expect(all(map(math.isfinite, extremes)), f"{name} to be finite", "NaN or infinity in it")
 
 
@@ -44,6 +44,12 @@ def expect_alike(tensors: Sequence[tuple[str, Tensor]]) -> None:
     for name, tensor in rest:
         expect_type(tensor.dtype == first.dtype, f"{name} of dtype {first.dtype}, as {first_name}", tensor.dtype)
         expect(tensor.device == first.device, f"{name} on {first.device}, as {first_name}", tensor.device)
+
+
+def expect_one_of(value: object, options: Collection[str], name: str) -> None:
+    """`value` is one of the `options`."""
+    if value not in options:
+        expect(False, f"{name} to be one of {', '.join(options)}", repr(value))
 
 
 def expect_count(value: object, name: str, *, at_least: int = 1) -> None:

@@ -331,8 +331,9 @@ X = torch.ones(2, 1)
     ("arguments", "options", "message"),
     [
         ((EDGES, X, 1.0, "normal"), {}, "Expected laplacian to be one of sym, rw, comb; got 'normal'."),
-        ((EDGES, X, -1.0), {}, "Expected finite times t of at least 0; got -1 among them."),
-        ((EDGES, X, float("nan")), {}, "Expected finite times t of at least 0; got nan among them."),
+        ((EDGES, X, -1.0), {}, "Expected a finite time t of at least 0; got -1.0."),
+        ((EDGES, X, float("nan")), {}, "Expected a finite time t of at least 0; got nan."),
+        ((EDGES, X, [1.0, -1.0]), {}, "Expected finite times t of at least 0; got -1 among them."),
         ((EDGES, X, []), {}, "Expected t to be a number or a vector of times; got shape (0,)."),
         ((EDGES, X, "1"), {}, "Expected t to be a number, a tensor or a list of times; got str."),
         ((EDGES + 1, X, 1.0), {}, "Expected node indices from 0 to 1; got 1 to 2."),

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from expmflow import transforms as T
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.distributions import Exchangeable, Flow, NodeNormal, StandardNormal
 from expmflow.nn import MLP, GraphNetwork
 
@@ -43,9 +43,7 @@ def graph_flow(
     expect_count(features, "features", at_least=2)
     expect_count(subflows, "subflows")
     expect_count(hidden, "hidden")
-    expect(
-        network in get_args(GraphNetworks), f"network to be one of {', '.join(get_args(GraphNetworks))}", repr(network)
-    )
+    expect_one_of(network, get_args(GraphNetworks), "network")
     if network == "sorted":
         return _sorted_flow(nodes, features, subflows, hidden)
     kept = features // 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from expmflow import transforms as T
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.distributions import (
     DequantizedFlow,
     Dequantizer,
@@ -85,7 +85,7 @@ def image_flow(
         ("base", base, get_args(BaseKind)),
         ("dequantization", dequantization, get_args(Dequantization)),
     ):
-        expect(kind in known, f"{name} to be one of {', '.join(known)}", repr(kind))
+        expect_one_of(kind, known, name)
     channels, height, width = event_shape
     factor = 2**levels
     fits = height % factor == 0 and width % factor == 0

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect
+from expmflow._validation import expect_one_of
 from expmflow.nn.context import check_context
 
 
@@ -35,7 +35,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         known: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu}
-        expect(activation in known, f"activation to be one of {', '.join(known)}", repr(activation))
+        expect_one_of(activation, known, "activation")
         self.context_channels = context_features
         self.activation = known[activation]
         widths = [in_features + context_features, *hidden, out_features]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from expmflow._precision import without_autocast
 from expmflow._transformed import transformed
-from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
+from expmflow._validation import expect, expect_alike, expect_finite, expect_one_of, expect_tensor, expect_type
 from expmflow.numerics.decay import Basis, terms_needed, weights
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol
 from expmflow.numerics.polynomial import apply_recomputing, apply_recording
@@ -66,8 +67,8 @@ def heat_kernel(
         >>> heat_kernel(edges, torch.tensor([1.0, 0.0, 0.0]), t=100.0, laplacian="comb")
         tensor([0.3333, 0.3333, 0.3333])
     """
-    for name, value, options in (("laplacian", laplacian, Laplacian), ("gradient", gradient, Gradient)):
-        expect(value in get_args(options), f"{name} to be one of {', '.join(get_args(options))}", repr(value))
+    expect_one_of(laplacian, get_args(Laplacian), "laplacian")
+    expect_one_of(gradient, get_args(Gradient), "gradient")
     check_tol(tol)
     _check_features(x)
     times = _as_times(t, x)
@@ -85,6 +86,7 @@ def heat_kernel(
     return z.movedim(times.ndim, -2) if x.ndim == 3 else z
 
 
+@lru_cache(maxsize=256)
 def plan_heat(tau: float, tol: float | None, dtype: torch.dtype, basis: Basis = "chebyshev") -> SeriesPlan:
     """The terms that e^{τ(M − 1)} needs, and a bound of the error relative to ‖x‖.
 
@@ -155,10 +157,10 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     if weight.requires_grad:
         degree = degrees(pattern, weight)
     basis: Basis = "chebyshev" if symmetric else "powers"
-    alone = degree == 0
-    kept = alone.nonzero().squeeze(-1) if bool(alone.any()) else None
-    filled = degree if kept is None else torch.where(alone, 1.0, degree)
-    _check_range(filled.detach())
+    kept, filled = None, degree
+    if _check_range(degree.detach()) == 0:
+        alone = degree == 0
+        kept, filled = alone.nonzero().squeeze(-1), torch.where(alone, 1.0, degree)
     if laplacian == "comb":
         rate = _rate(pattern, weight.detach(), degree.detach(), symmetric)
         stays = (1 - degree / rate).to(weight.dtype)
@@ -172,7 +174,7 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     else:  # D⁻¹ A, and for "sym" it stands between D^½ and D^-½
         divisors = filled.index_select(0, pattern.rows)
         scale = filled.sqrt() if laplacian == "sym" else None
-        diagonal = None if kept is None else alone.to(weight.dtype)  # others may still read what it keeps
+        diagonal = None if kept is None else (degree == 0).to(weight.dtype)  # others may still read what it keeps
     values = (weight / divisors).to(weight.dtype)
     return _Problem(Diffusion(pattern, values, diagonal, symmetric=symmetric), basis, scale=scale, kept=kept)
 
@@ -204,17 +206,24 @@ def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> 
     return float(sums.amax()) / 2 * (1 + 4 * torch.finfo(weight.dtype).eps)
 
 
-def _check_range(degree: Tensor) -> None:
-    """Products of two degrees, and their quotients, are numbers."""
-    least, largest = torch.stack(torch.aminmax(degree)).tolist() if degree.numel() else (1.0, 1.0)
-    fits = least > 1e-150 and largest < 1e150
-    expect(fits, "sums of edge weights between 1e-150 and 1e150", f"{least:g} to {largest:g}")
+def _check_range(degree: Tensor) -> float:
+    """The least of the degrees. Products of two of them, but for zeros, and their quotients are numbers."""
+    least, largest = map(float, torch.aminmax(degree)) if degree.numel() else (1.0, 1.0)
+    if least > 1e-150 and largest < 1e150:
+        return least
+    above = degree[degree != 0]
+    smallest = float(above.amin()) if above.numel() else 1.0
+    fits = smallest > 1e-150 and largest < 1e150
+    expect(fits, "sums of edge weights between 1e-150 and 1e150", f"{smallest:g} to {largest:g}")
+    return least
 
 
 def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> Tensor:
     """A scalar, or a vector of times, in float64."""
-    number = isinstance(t, int | float) and not isinstance(t, bool)
-    known = number or isinstance(t, Tensor | list | tuple)
+    if isinstance(t, int | float) and not isinstance(t, bool):
+        expect(math.isfinite(t) and t >= 0, "a finite time t of at least 0", t)
+        return torch.full((), t, dtype=torch.float64, device=x.device)
+    known = isinstance(t, Tensor | list | tuple)
     expect_type(known, "t to be a number, a tensor or a list of times", type(t).__name__)
     times = torch.as_tensor(t, dtype=torch.float64, device=x.device)
     fits = times.ndim == 0 or (times.ndim == 1 and times.shape[0] > 0)

@@ -87,19 +87,18 @@ def check_tol(tol: float | None) -> None:
     expect(tol >= 0 and math.isfinite(tol), "a finite tol of at least 0", tol)
 
 
-def remainder(size: float, terms: int) -> float:
-    """Σ_{i > terms} size^i / i!, bounded by its first term and the geometric series that dominates the rest."""
+def log_remainder(size: float, terms: int) -> float:
+    """The logarithm of Σ_{i > terms} size^i / i!, bounded by its first term and the geometric series beyond it."""
     if size == 0:
-        return 0.0
+        return -math.inf
     if size >= terms + 2:
         return math.inf
-    first = math.exp((terms + 1) * math.log(size) - math.lgamma(terms + 2))
-    return first / (1 - size / (terms + 2))
+    return (terms + 1) * math.log(size) - math.lgamma(terms + 2) - math.log1p(-size / (terms + 2))
 
 
 def series_error(norm: float, steps: int, terms: int, unit: float, log_norm: float = 0.0) -> float:
     """The error bound of a given plan, as the module's docstring derives it; `unit` is the unit roundoff."""
-    left_out = remainder(norm / steps, terms)
+    left_out = _exp(log_remainder(norm / steps, terms))
     if left_out >= 1:
         return math.inf
     truncation = steps * left_out * _exp((steps - 1) * math.log1p(left_out) - log_norm / steps)

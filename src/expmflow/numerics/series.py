@@ -11,8 +11,9 @@ from torch import Tensor
 
 from expmflow._precision import without_autocast
 from expmflow._transformed import transformed
-from expmflow._validation import expect, expect_count, expect_tensor, expect_type
+from expmflow._validation import expect, expect_count, expect_one_of, expect_tensor, expect_type
 from expmflow.numerics.gradient import apply_recomputing, apply_recording
+from expmflow.numerics.graph_series import apply_graph_series, has_graph_series
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
 from expmflow.operators import LinearOperator
 
@@ -75,6 +76,10 @@ def apply_at(
 ) -> Tensor:
     """`expm_apply` at one time, unchecked: for layers, which have checked their input."""
     scaled = op if isinstance(t, float) and t == 1.0 else op.scale(t)
+    if terms is None and not transformed(x) and has_graph_series(scaled):
+        z = apply_graph_series(scaled, x, tol, keep=gradient == "autograd")
+        if z is not None:
+            return z
     plan = _plan_for(op, t, scaled, x, tol, terms)
     recorded = gradient == "autograd" or not torch.is_grad_enabled() or transformed(x, *op.parameters)
     run = apply_recording if recorded else apply_recomputing
@@ -153,7 +158,7 @@ def _device_type(op: LinearOperator, x: object) -> str:
 
 def _check_arguments(op: object, tol: float | None, terms: int | SeriesPlan | None, gradient: str) -> None:
     expect_type(isinstance(op, LinearOperator), "a LinearOperator", type(op).__name__)
-    expect(gradient in get_args(Gradient), f"gradient to be one of {', '.join(get_args(Gradient))}", repr(gradient))
+    expect_one_of(gradient, get_args(Gradient), "gradient")
     expect(tol is None or terms is None, "either tol or terms", "both")
     check_tol(tol)
     if terms is not None and not isinstance(terms, SeriesPlan):

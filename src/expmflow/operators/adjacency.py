@@ -86,11 +86,12 @@ class DenseAdjacency(Adjacency):
 class SparseAdjacency(Adjacency):
     """Â as its entries on a `Pattern`; no N × N matrix anywhere, memory linear in the edges."""
 
-    def __init__(self, pattern: Pattern, values: Tensor) -> None:
+    def __init__(self, pattern: Pattern, values: Tensor, *, symmetric: bool | None = None) -> None:
         self.values = values
         self.num_nodes = pattern.size
         self.batch_size = None
         self.pattern = pattern
+        self._symmetric = None if symmetric is None else (symmetric, _version(values))
 
     def rebuild(self, values: Tensor) -> SparseAdjacency:
         return SparseAdjacency(self.pattern, values)
@@ -116,11 +117,12 @@ class SparseAdjacency(Adjacency):
         columns = out.transpose(0, 1)
         if not columns.is_contiguous():
             return out + self.matmul(x)
-        columns.flatten(1).addmm_(self._matrix, _as_columns(x))
+        columns.flatten(1).addmm_(self.matrix, _as_columns(x))
         return out
 
     @cached_property
-    def _matrix(self) -> Tensor:
+    def matrix(self) -> Tensor:
+        """Â in torch's compressed rows, without gradient."""
         return self.pattern.matrix(self.values.detach())
 
     def values_vjp(self, x: Tensor, y: Tensor) -> Tensor:
@@ -130,7 +132,10 @@ class SparseAdjacency(Adjacency):
         return self.values[self.pattern.rows == self.pattern.cols].sum()
 
     def is_symmetric(self) -> bool:
-        return self.pattern.row_sums(self.values)[1]
+        version = _version(self.values)
+        if self._symmetric is None or self._symmetric[1] != version:
+            self._symmetric = self.pattern.row_sums(self.values)[1], version
+        return self._symmetric[0]
 
     def norm_bound(self) -> Tensor:
         entries, zero = self.values.double().abs(), self.values.new_zeros(self.num_nodes, dtype=torch.float64)
@@ -168,9 +173,12 @@ def from_entries(rows: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> 
     known = values.dtype in (torch.float32, torch.float64)
     expect_type(known, "a sparse graph in torch.float32 or torch.float64", values.dtype)
     pattern = Pattern(rows, cols, num_nodes)
-    scale = _inverse_root(degrees(pattern, values)).to(values.dtype)
+    degree, symmetric = pattern.row_sums(values)
+    if values.requires_grad:
+        degree = degrees(pattern, values)
+    scale = _inverse_root(degree).to(values.dtype)
     scales = scale.index_select(0, pattern.rows) * scale.index_select(0, pattern.cols)
-    return SparseAdjacency(pattern, scales * values)
+    return SparseAdjacency(pattern, scales * values, symmetric=symmetric)
 
 
 def from_edges(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, like: Tensor) -> SparseAdjacency:
@@ -193,7 +201,7 @@ def coalesced(
     expect_count(num_nodes, "num_nodes", at_least=0)
     edge_index = edge_index.contiguous()  # pairs come from sorting, and are slow to read apart
     if edge_index.numel():
-        least, largest = (int(v) for v in torch.aminmax(edge_index))
+        least, largest = map(int, torch.aminmax(edge_index))
         inside = least >= 0 and largest < num_nodes
         expect(inside, f"node indices from 0 to {num_nodes - 1}", f"{least} to {largest}")
     edges = edge_index.shape[1]
@@ -203,9 +211,10 @@ def coalesced(
         expect_tensor(edge_weight, "edge_weight")
         expect(edge_weight.shape == (edges,), f"edge_weight of shape ({edges},)", tuple(edge_weight.shape))
         _check_weights(edge_weight)
-    rows, cols = edge_index
-    places = rows * num_nodes + cols
-    if bool((places[1:] > places[:-1]).all()):  # as most libraries hand them over
+    rows, cols = edge_index.unbind()
+    places = torch.add(cols, rows, alpha=num_nodes)
+    rising = places[1:] > places[:-1]
+    if not rising.numel() or bool(rising.view(torch.uint8).amin()):  # as most libraries hand them over
         return rows, cols, edge_weight
     unique, place = torch.unique(places, return_inverse=True)
     weights = edge_weight.new_zeros(unique.numel()).index_add(0, place, edge_weight)
@@ -234,6 +243,11 @@ def _check_weights(weights: Tensor) -> None:
     expect_finite(weights, "the edge weights")
     if not torch.compiler.is_compiling():
         expect(not bool((weights < 0).any()), "non-negative edge weights", "negative ones")
+
+
+def _version(values: Tensor) -> int:
+    """What changes where somebody writes into a tensor."""
+    return 0 if values.is_inference() else values._version
 
 
 def _inverse_root(degrees: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import final
 
 import torch
@@ -118,12 +118,12 @@ class LinearOperator(ABC):
     @final
     def norm_bound(self, event_shape: Sequence[int]) -> Tensor:
         """An upper bound of the 2-norm ‖A‖ on events of this shape (float64 scalar, no gradient; kept)."""
-        return self._once("norm", event_shape, self._norm_bound) * _ROUNDING_OF_BOUNDS
+        return self.remember("norm", event_shape, self._norm_bound) * _ROUNDING_OF_BOUNDS
 
     @final
     def log_norm_bound(self, event_shape: Sequence[int]) -> Tensor:
         """An upper bound of λmax((A + Aᵀ)/2), so that ‖exp(tA)‖ ≤ exp(tμ) for t ≥ 0 (float64 scalar; kept)."""
-        return self._once("log_norm", event_shape, self._log_norm_bound)
+        return self.remember("log_norm", event_shape, self._log_norm_bound)
 
     def dense(self, event_shape: Sequence[int]) -> Tensor:
         """The matrix of A, `(d, d)` or `(batch, d, d)` with d the event's size: for tests and small events."""
@@ -151,9 +151,12 @@ class LinearOperator(ABC):
         self.check_event_shape(shape)
         return shape
 
-    def _once(self, name: str, event_shape: Sequence[int], compute: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-        """What is known of the parameters as they are: somebody may have written into them after construction.
+    def remember(
+        self, name: Hashable, event_shape: Sequence[int], compute: Callable[[tuple[int, ...]], Tensor]
+    ) -> Tensor:
+        """`compute(event_shape)`, in float64 and without gradient, computed once.
 
+        What is known is known of the parameters as they are: somebody may have written into them after construction.
         Their versions tell, but not where a fused optimizer has written, so what learns is compared entry by entry.
         """
         shape = self._event(event_shape)

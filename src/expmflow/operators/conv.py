@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expmflow._transformed import transformed
-from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
+from expmflow._validation import expect, expect_count, expect_finite, expect_one_of, expect_tensor, expect_type
 from expmflow.operators import spectrum
 from expmflow.operators.base import LinearOperator, Scalar
 from expmflow.operators.padding import PADDINGS, Padding, check_size, fixed_points, pad, pad_reflect_adjoint
@@ -177,7 +177,7 @@ def _check_arguments(kernel: Tensor, padding: str, dilation: int | Sequence[int]
     expect_tensor(kernel, "the kernel")
     dims = kernel.ndim - 2
     expect(dims in (1, 2, 3), "a kernel of shape (C, C/groups, *k) with 1 to 3 spatial axes", tuple(kernel.shape))
-    expect(padding in PADDINGS, f"padding to be one of {', '.join(PADDINGS)}", repr(padding))
+    expect_one_of(padding, PADDINGS, "padding")
     expect_count(groups, "groups")
     outputs, inputs = kernel.shape[:2]
     expect(outputs > 0, "at least one channel", "none")

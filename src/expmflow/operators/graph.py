@@ -78,7 +78,7 @@ class GraphConvOperator(LinearOperator):
             num_nodes: N.
             edge_weight: `(E,)` non-negative, 1 if not given.
         """
-        _check_weights(theta0, theta1)
+        expect_tensor(theta0, "theta0")
         return cls(theta0, theta1, from_edges(edge_index, num_nodes, edge_weight, like=theta0))
 
     @property
@@ -154,22 +154,21 @@ class GraphConvOperator(LinearOperator):
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():
             # block-diagonal in Â's eigenbasis, blocks θ0 + λθ1 with |λ| ≤ radius, and a norm is convex in λ
-            radius = self._radius()
-            return _norm(torch.stack([theta0 + radius * theta1, theta0 - radius * theta1]))
+            return _norm(torch.stack([theta0 + self.radius * theta1, theta0 - self.radius * theta1]))
         return _norm(theta0) + self.graph.norm_bound() * _norm(theta1)
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():
-            radius = self._radius()
-            bound = _log_norm(torch.stack([theta0 + radius * theta1, theta0 - radius * theta1]))
+            bound = _log_norm(torch.stack([theta0 + self.radius * theta1, theta0 - self.radius * theta1]))
         else:
             bound = _log_norm(theta0) + self.graph.norm_bound() * _norm(theta1)
         padded = self.mask is not None and not bool(self.mask.all())
         return bound.clamp_min(0) if padded else bound  # the operator is zero on padding, and so is an eigenvalue
 
-    def _radius(self) -> float:
-        """A bound of the spectrum of a symmetric Â."""
+    @property
+    def radius(self) -> float:
+        """A bound of the spectrum of a symmetric Â: one, up to rounding."""
         return 1 + _ROUNDINGS * torch.finfo(self.graph.values.dtype).eps
 
     def _masked(self, x: Tensor) -> Tensor:

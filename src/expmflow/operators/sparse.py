@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 _ROUNDINGS = 16  # by which an entry and its mirror image may differ, in units of their dtype's spacing
+_KEPT = 2**16  # nodes, up to which the random numbers for them are kept: a megabyte
 
 
 @final
@@ -20,9 +20,8 @@ class Pattern:
     def __init__(self, rows: Tensor, cols: Tensor, size: int) -> None:
         # half the memory traffic, and the only type for which the CPU's kernel makes no copy
         index = torch.int32 if max(size, rows.numel()) < 2**31 else torch.int64
-        counts = torch.bincount(rows, minlength=size)
         self.rows, self.cols, self.size = rows.to(index), cols.to(index), size
-        self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(index)
+        self.starts = torch._convert_indices_from_coo_to_csr(rows, size, out_int32=index == torch.int32)
 
     @cached_property
     def order(self) -> Tensor:
@@ -33,21 +32,18 @@ class Pattern:
     def transposed(self) -> Pattern:
         return Pattern(self.cols.index_select(0, self.order), self.rows.index_select(0, self.order), self.size)
 
-    @torch.no_grad()
     def row_sums(self, values: Tensor) -> tuple[Tensor, bool]:
         """The sums of the rows in float64, and whether the matrix A with these entries, none negative, is symmetric.
 
         It is where A u = Aᵀ u to rounding for a random positive u: equal entries give equal sums, others almost never.
         Nothing need be sorted for that.
         """
-        generator = torch.Generator().manual_seed(0)
-        u = (0.5 + torch.rand(self.size, generator=generator, dtype=torch.float64)).to(values.device)
-        entries = values.detach().double()
-        sums, along = (self.matrix(entries) @ torch.stack([torch.ones_like(u), u], dim=1)).unbind(1)
-        across = torch.zeros_like(u).index_add(0, self.cols, entries * u.index_select(0, self.rows))
-        most = int(self.starts.diff().amax()) if self.size else 0
-        slack = _ROUNDINGS * torch.finfo(values.dtype).eps * math.sqrt(max(most, 1))
-        return sums, bool(((along - across).abs() <= slack * (along + across)).all())
+        probe = (_kept_probe if self.size <= _KEPT else _probe)(self.size).to(values.device)
+        entries, u = values.detach().double(), probe[:, 1]
+        sums, along = (self.matrix(entries) @ probe).unbind(1)
+        across = torch.zeros_like(along).index_add_(0, self.cols, entries * u.index_select(0, self.rows))
+        slack = self.starts.diff().sqrt().mul_(_ROUNDINGS * torch.finfo(values.dtype).eps)
+        return sums, bool((along.sub(across).abs_() <= across.add_(along).mul_(slack)).all())
 
     def matrix(self, values: Tensor) -> Tensor:
         """The matrix with these entries, in torch's compressed rows."""
@@ -61,6 +57,15 @@ class Pattern:
             return (y.index_select(0, self.rows) * x.index_select(0, self.cols)).sum(1)
         entries = self.matrix(y.new_zeros(self.rows.numel()))
         return torch.sparse.sampled_addmm(entries, y.contiguous(), x.mT, beta=0.0).values()
+
+
+def _probe(size: int) -> Tensor:
+    """Ones, and random numbers between ½ and 1½."""
+    u = torch.rand(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.stack([torch.ones_like(u), 0.5 + u], dim=1)
+
+
+_kept_probe = lru_cache(maxsize=1)(_probe)
 
 
 @cache

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.nn.constraints import (
     PowerConstraint,
     SkewKernel,
@@ -223,7 +223,7 @@ class ConvExp(Exponential):
         expect_count(channels, "channels")
         expect_count(groups, "groups")
         expect(channels % groups == 0, f"groups that divide {channels} channels", groups)
-        expect(padding in PADDINGS, f"padding to be one of {', '.join(PADDINGS)}", repr(padding))
+        expect_one_of(padding, PADDINGS, "padding")
         expect(not (skew and padding == "reflect"), "zeros or circular padding for a skew kernel", padding)
         expect(norm in ("spectral", "power"), "norm to be 'spectral' or 'power'", repr(norm))
         sizes = (kernel_size,) * dims if isinstance(kernel_size, int) else tuple(kernel_size)

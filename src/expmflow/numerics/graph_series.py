@@ -1,0 +1,172 @@
+"""The exponential of a graph convolution on an undirected sparse graph, as polynomials in its adjacency.
+
+On an eigenvector of a symmetric Â, with the eigenvalue λ, the map X ↦ X θ0 + Â X θ1 multiplies by θ0 + λθ1 from the
+right. Its exponential is therefore that of F × F matrices, one for each λ, and expanded in Chebyshev polynomials of λ
+
+    exp(A) X = Σ_k T_k(Â) X C_k,    exp(θ0 + λθ1) = Σ_k T_k(λ) C_k    for −1 ≤ λ ≤ 1.
+
+Each term costs one product with Â and one with C_k, where the power series has two with θ0 and θ1, and there are fewer
+terms: nothing cancels in the sum, so it needs no steps, and the C_k fall faster than the terms of the power series.
+
+The certificate. ‖T_k(Â)‖ ≤ 1, so what is left out is at most the sum of the ‖C_k‖ that are left out. They are computed
+from the exponentials at the zeros of T_{M+1}, and M is chosen beforehand: the coefficient of λ^j is at most
+e^{‖θ0‖} ‖θ1‖^j / j!, and T_k has the non-negative share in λ^j that it has in e^{‖θ1‖λ}, so
+
+    ‖C_k‖ ≤ 2 e^{‖θ0‖} I_k(‖θ1‖) ≤ 2 e^{‖θ0‖} (‖θ1‖/2)^k / k! · e^{‖θ1‖² / (4k + 4)}.
+
+The error is relative to e^{max(μ, 0)} ‖x‖, which is at least as large as any of those exponentials.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TypeGuard, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from expmflow._transformed import transformed
+from expmflow.numerics.plan import default_tol, log_remainder
+from expmflow.operators import GraphConvOperator, LinearOperator
+from expmflow.operators.adjacency import SparseAdjacency
+
+_MOST = 1024  # exponentials of small matrices; beyond, the power series takes over
+_FOR_SLOPES = 2  # terms more, so that the gradients are as good as the values
+
+
+def has_graph_series(op: LinearOperator) -> TypeGuard[GraphConvOperator]:
+    """Whether this is a convolution on an undirected sparse graph, with parameters that can be read."""
+    return (
+        isinstance(op, GraphConvOperator)
+        and isinstance(op.graph, SparseAdjacency)
+        and not torch.compiler.is_compiling()
+        and not transformed(*op.parameters)
+        and op.graph.is_symmetric()
+    )
+
+
+def apply_graph_series(op: GraphConvOperator, x: Tensor, tol: float | None, *, keep: bool) -> Tensor | None:
+    """exp(A) x for `x` of shape `(batch, N, F)` within `tol`; None where that takes too many exponentials.
+
+    Args:
+        op: an operator that `has_graph_series`.
+        x: node features.
+        tol: as in `expm_apply`.
+        keep: whether autograd may keep every term; else the backward pass computes them once more.
+    """
+    asked = max(default_tol(x.dtype) if tol is None else float(tol), torch.finfo(x.dtype).eps / 2)
+    recording = torch.is_grad_enabled()
+    learns = recording and any(tensor.requires_grad for tensor in (x, *op.parameters))
+    extra = _FOR_SLOPES if learns else 0
+    if recording and (op.theta0.requires_grad or op.theta1.requires_grad):
+        weights = _coefficients(op, asked, extra, x.dtype)
+    else:
+        weights = op.remember(
+            ("graph series", asked, extra), x.shape[1:], lambda _: _coefficients(op, asked, extra, x.dtype)
+        )
+    if not len(weights):
+        return None
+    weights, x = weights.to(x.dtype), op.layout(x)
+    if not learns:
+        return _sum(op, x, weights)
+    if keep:
+        return _record(op, x, weights)
+    return cast(Tensor, checkpoint(_record, op, x, weights, use_reentrant=False, preserve_rng_state=False))
+
+
+def _coefficients(op: GraphConvOperator, tol: float, extra: int, dtype: torch.dtype) -> Tensor:
+    """The C_k that are needed, and `extra` more where there are more: `(terms + 1, *θ.shape)`, float64; or none."""
+    theta0, theta1 = op.theta0.double(), op.theta1.double() * op.radius
+    shift, apart, norm = _sizes_of(theta0.detach(), theta1.detach())
+    degree = _degree(shift + apart, norm, tol)
+    if degree is None:
+        return theta0.new_zeros(0)
+    zeros, transform = _interpolation(degree)
+    ahead = (-1, *(1,) * max(theta0.ndim, theta1.ndim))
+    values = torch.matrix_exp(theta0 + zeros.to(theta0.device).reshape(ahead) * theta1)
+    coefficients = (transform.to(theta0.device) @ values.flatten(1)).reshape(values.shape)
+    growth = max(1.0, max(_norms(values.detach())) / values.shape[-1] ** 0.5)  # one of them is at least as large
+    noise = torch.finfo(torch.float64).eps * (1 + apart + norm) * growth
+    terms = _terms(_norms(coefficients.detach()), tol * growth, noise, torch.finfo(dtype).eps / 2)
+    return theta0.new_zeros(0) if terms is None else coefficients[: terms + 1 + extra]
+
+
+def _sizes_of(theta0: Tensor, theta1: Tensor) -> tuple[float, float, float]:
+    """The multiple of the identity in θ0, the norm of the rest of it, and that of θ1: the largest over a batch."""
+    shift = theta0.diagonal(dim1=-2, dim2=-1).mean(-1)
+    rest = theta0 - shift[..., None, None] * torch.eye(theta0.shape[-1], dtype=theta0.dtype, device=theta0.device)
+    both = torch.stack(torch.broadcast_tensors(rest, theta1))
+    if not math.isfinite(float(both.sum() + shift.sum())):
+        return math.nan, math.nan, math.nan
+    apart, norm = torch.linalg.matrix_norm(both, ord=2).reshape(2, -1).amax(1).tolist()
+    return float(shift.amax()), apart, norm
+
+
+def _norms(matrices: Tensor) -> list[float]:
+    """Of each matrix, a bound of its norm; the largest one over a batch."""
+    norms: list[float] = torch.linalg.vector_norm(matrices, dim=(-2, -1)).reshape(len(matrices), -1).amax(1).tolist()
+    return norms
+
+
+def _degree(grows: float, norm: float, tol: float) -> int | None:
+    """M, beyond which the coefficients are together less than an eighth of `tol`, which is felt twice; or None."""
+    if not (math.isfinite(grows) and math.isfinite(norm)):
+        return None
+    allowed = math.log(tol / 16) - grows
+    return next((k for k in range(1, _MOST) if log_remainder(norm / 2, k) + norm**2 / (4 * k + 8) <= allowed), None)
+
+
+def _terms(norms: list[float], tol: float, noise: float, unit: float) -> int | None:
+    """The degree beyond which the coefficients are together less than what rounding leaves of `tol`; None for NaN.
+
+    Coefficients are as exact as the exponentials that they come from: what is below the `noise` is none.
+    """
+    rounding = 2 * unit * sum(math.sqrt(k + 1) * norm for k, norm in enumerate(norms))
+    if not math.isfinite(rounding):
+        return None
+    allowed, left_out = max(0.75 * tol - rounding, rounding / 8), 0.0
+    for k in range(len(norms) - 1, 0, -1):
+        left_out += max(norms[k] - noise, 0.0)
+        if left_out > allowed:
+            return k
+    return 0
+
+
+@lru_cache(maxsize=64)
+def _interpolation(degree: int) -> tuple[Tensor, Tensor]:
+    """The zeros of T_{M+1}, and the matrix that turns values there into coefficients; exact for polynomials."""
+    angles = (torch.arange(degree + 1, dtype=torch.float64) + 0.5) * (math.pi / (degree + 1))
+    waves = torch.cos(torch.arange(degree + 1, dtype=torch.float64).unsqueeze(1) * angles) * (2 / (degree + 1))
+    waves[0] /= 2
+    return angles.cos(), waves
+
+
+def _sum(op: GraphConvOperator, x: Tensor, weights: Tensor) -> Tensor:
+    """Σ_k T_k(Â) x C_k in few buffers, none of which is `x`; no gradient."""
+    matrix, (batch, nodes, features) = cast(SparseAdjacency, op.graph).matrix, x.shape
+    before = p = x.transpose(0, 1).flatten(1)  # nodes first, and the columns of all rows of the batch side by side
+    shape = (nodes * batch, features) if weights.ndim == 3 else (nodes, batch, 1, features)
+    z = p.reshape(shape) @ weights[0]
+    for k, weight in enumerate(weights[1:]):
+        if k == 0:
+            p = torch.zeros_like(p).addmm_(matrix, p, alpha=1 / op.radius)
+        else:  # into the memory of the term before
+            given_up = before.clone() if k == 1 else before
+            before, p = p, given_up.addmm_(matrix, p, alpha=2 / op.radius, beta=-1.0)
+        if weights.ndim == 3:
+            z.addmm_(p.reshape(shape), weight)
+        else:  # another θ for each row of the batch
+            z += p.reshape(shape) @ weight
+    return z.reshape(nodes, batch, features).transpose(0, 1)
+
+
+def _record(op: GraphConvOperator, x: Tensor, weights: Tensor) -> Tensor:
+    """The same as autograd records it."""
+    z, before, p = x @ weights[0], x, x
+    for k, weight in enumerate(weights[1:]):
+        product = op.graph.matmul(p)
+        before, p = p, product / op.radius if k == 0 else product * (2 / op.radius) - before
+        z = z + p @ weight
+    return z
