@@ -32,6 +32,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "dense": layers.against_pyro,
     "heat": sparse.heat,
     "graphs": sparse.convolution,
+    "products": sparse.products,
     "memory": sparse.memory,
     "imagemodels": image_models.training_step,
     "graphmodels": graph_models.training_step,

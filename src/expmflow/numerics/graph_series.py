@@ -9,12 +9,14 @@ Each term costs one product with Â and one with C_k, where the power series has
 terms: nothing cancels in the sum, so it needs no steps, and the C_k fall faster than the terms of the power series.
 
 The certificate. ‖T_k(Â)‖ ≤ 1, so what is left out is at most the sum of the ‖C_k‖ that are left out. They are computed
-from the exponentials at the zeros of T_{M+1}, and M is chosen beforehand: the coefficient of λ^j is at most
-e^{‖θ0‖} ‖θ1‖^j / j!, and T_k has the non-negative share in λ^j that it has in e^{‖θ1‖λ}, so
+from the exponentials at the zeros of T_{M+1}, and M is chosen beforehand. In powers of λ the coefficients are at most
+e^{‖θ0‖} ‖θ1‖^j / j!, those of e^{‖θ0‖ + ‖θ1‖λ}; and powers are sums of Chebyshev polynomials with weights that are not
+negative, so the same is true of the C_k:
 
     ‖C_k‖ ≤ 2 e^{‖θ0‖} I_k(‖θ1‖) ≤ 2 e^{‖θ0‖} (‖θ1‖/2)^k / k! · e^{‖θ1‖² / (4k + 4)}.
 
-The error is relative to e^{max(μ, 0)} ‖x‖, which is at least as large as any of those exponentials.
+A multiple of the identity in θ0 counts by its value instead of its norm. The error is relative to e^{max(μ, 0)} ‖x‖,
+and e^μ is at least as large as any of those exponentials. What rounding adds is an estimate, as for the power series.
 """
 
 from __future__ import annotations
