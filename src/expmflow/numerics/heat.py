@@ -169,14 +169,19 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     diagonal: Tensor | None = None
     if symmetric:  # D^-½ A D^-½, and for "rw" it stands between D^-½ and D^½
         root = filled.sqrt()
-        divisors = root.index_select(0, pattern.rows) * root.index_select(0, pattern.cols)
+        divisors = _times(root.index_select(0, pattern.rows), root.index_select(0, pattern.cols))
         scale = filled.rsqrt() if laplacian == "rw" else None
     else:  # D⁻¹ A, and for "sym" it stands between D^½ and D^-½
         divisors = filled.index_select(0, pattern.rows)
         scale = filled.sqrt() if laplacian == "sym" else None
         diagonal = None if kept is None else (degree == 0).to(weight.dtype)  # others may still read what it keeps
-    values = (weight / divisors).to(weight.dtype)
+    values = (weight / divisors if weight.requires_grad else divisors.reciprocal_().mul_(weight)).to(weight.dtype)
     return _Problem(Diffusion(pattern, values, diagonal, symmetric=symmetric), basis, scale=scale, kept=kept)
+
+
+def _times(fresh: Tensor, other: Tensor) -> Tensor:
+    """The product, in the memory of the first where no gradient asks for it: new memory costs more than the product."""
+    return fresh * other if fresh.requires_grad else fresh.mul_(other)
 
 
 def _run(problem: _Problem, x: Tensor, times: Tensor, tol: float | None, gradient: Gradient) -> Tensor:

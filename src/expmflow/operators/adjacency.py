@@ -177,8 +177,9 @@ def from_entries(rows: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> 
     if values.requires_grad:
         degree = degrees(pattern, values)
     scale = _inverse_root(degree).to(values.dtype)
-    scales = scale.index_select(0, pattern.rows) * scale.index_select(0, pattern.cols)
-    return SparseAdjacency(pattern, scales * values, symmetric=symmetric)
+    ends = scale.index_select(0, pattern.rows), scale.index_select(0, pattern.cols)
+    entries = ends[0] * ends[1] * values if values.requires_grad else ends[0].mul_(ends[1]).mul_(values)
+    return SparseAdjacency(pattern, entries, symmetric=symmetric)
 
 
 def from_edges(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, like: Tensor) -> SparseAdjacency:

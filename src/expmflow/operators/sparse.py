@@ -41,7 +41,7 @@ class Pattern:
         probe = (_kept_probe if self.size <= _KEPT else _probe)(self.size).to(values.device)
         entries, u = values.detach().double(), probe[:, 1]
         sums, along = (self.matrix(entries) @ probe).unbind(1)
-        across = torch.zeros_like(along).index_add_(0, self.cols, entries * u.index_select(0, self.rows))
+        across = torch.zeros_like(along).index_add_(0, self.cols, u.index_select(0, self.rows).mul_(entries))
         slack = self.starts.diff().sqrt().mul_(_ROUNDINGS * torch.finfo(values.dtype).eps)
         return sums, bool((along.sub(across).abs_() <= across.add_(along).mul_(slack)).all())
 
