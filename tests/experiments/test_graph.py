@@ -22,7 +22,7 @@ ROW = "mog-4-gnf-exp-0"
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    monkeypatch.setattr(graph, "PRESETS", {"laptop": TINY, "paper": TINY, "best": TINY})
+    monkeypatch.setattr(graph, "PRESETS", {"laptop": TINY, "paper": TINY, "best": TINY, "clipped": TINY})
     monkeypatch.setattr(build, "DRAWN_GRAPHS", 256)
     monkeypatch.setattr(graph, "entropies", lambda: {"mog-4": 3.632, "mog-9": 4.26, "mog-16": 4.755, "mog-ring": 4.053})
 
@@ -183,6 +183,16 @@ class TestReproduce:
         assert "its best model, gnf-exp" in text
         assert "Adam at 0.002, times 0.3" in text
         assert reproduce(tmp_path, "--preset", "best", "--only", "mog-ring").err.startswith("mog-ring-sorted-0: done")
+
+    def test_clipped_gradients_have_a_table_of_their_own(self, tmp_path: Path):
+        name = "mog-16-gnf-exp-0"
+        assert [row.name for row in graph.table_rows("clipped")] == ["mog-16-gnf-0", name]
+        clipped, paper = (graph.Row("mog-16", "gnf-exp", 0).config(preset) for preset in ("clipped", "paper"))
+        assert clipped == paper.model_copy(update={"optim": paper.optim.model_copy(update={"clip": graph.CLIP})})
+        assert reproduce(tmp_path, "--preset", "clipped", "--only", name).code == 0
+        (row,) = rows(tmp_path, "graph-clipped")
+        assert row["command"] == f"expmflow reproduce graph --preset clipped --only {name}"
+        assert "a norm of 5,000" in (tmp_path / "results" / "graph-clipped.md").read_text()
 
 
 class TestDryRun:

@@ -20,16 +20,17 @@ class Experiment(StrEnum):
 
 
 class Preset(StrEnum):
-    """How long, and which models."""
+    """How long, which models, and whether gradients are clipped."""
 
     laptop = "laptop"
     paper = "paper"
     best = "best"
+    clipped = "clipped"
 
 
 def reproduce(
     experiment: Annotated[Experiment, typer.Argument(help="Which of the paper's tables.")],
-    preset: Annotated[Preset, typer.Option(help="Short, as long as the paper's, or our best.")] = Preset.laptop,
+    preset: Annotated[Preset, typer.Option(help="Short, the paper's, our best, or MoG-16 clipped.")] = Preset.laptop,
     only: Annotated[list[str] | None, typer.Option(help="Rows whose name begins so; all if not given.")] = None,
     runs: Annotated[Path, typer.Option(help="Where the runs are written.")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="Where the table and the weights are written.")] = Path("results"),
