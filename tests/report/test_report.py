@@ -92,11 +92,18 @@ def test_names_are_escaped(run: Path, tmp_path: Path):
     assert "&lt;script&gt;" in text
 
 
-def test_a_run_without_metrics_is_still_reported(run: Path, tmp_path: Path):
+def test_of_weights_without_metrics_nothing_is_said_about_training(run: Path, tmp_path: Path):
+    """And beside a run, only of the run."""
     ef.save_pretrained(run, tmp_path / "alone")
     page = Page(run_report(tmp_path / "alone"))
-    assert ["best validation nll (nats)", "–"] in page.tables["results"]
-    assert len(page.images) == 2
+    assert len(page.images) == 1  # no curves
+    assert not {"best validation nll (nats)", "at step"} & {name for name, *_ in page.tables["results"]}
+    assert [name for name, *_ in page.tables["timings"][1:]] == ["log-likelihood, per row", "sample, per row"]
+    both = Page(run_report(run, tmp_path / "alone"))
+    assert len(both.images) == 3
+    (cells,) = [cells for name, *cells in both.tables["results"] if name == "at step"]
+    assert cells[0] != "–"
+    assert cells[1] == "–"
 
 
 def test_certificates_bound_the_true_norm(trained: Trained):

@@ -31,7 +31,7 @@ def render(summaries: Sequence[Summary]) -> str:
         names=[s.name for s in summaries],
         results=_table(summaries, RESULTS),
         timings=_table(summaries, TIMINGS),
-        curves=embedded(curves_figure(summaries)),
+        curves=embedded(curves_figure(recorded)) if (recorded := [s for s in summaries if s.records]) else None,
         runs=[{"name": s.name, "pictures": _pictures(s), "certificates": s.certificates} for s in summaries],
         configs=list(_configs(summaries)),
         version=f"expmflow {__version__}, torch {torch.__version__}",
@@ -92,8 +92,8 @@ Cell = Callable[[Summary], str | None]
 """What a table says of a run; None where there is nothing to say. A line of which all say nothing is left out."""
 
 RESULTS: dict[str, Cell] = {
-    "best validation nll (nats)": lambda s: _nats(s.best["validation_nll"]),
-    "at step": lambda s: f"{s.best['step']} of {s.last_step}",
+    "best validation nll (nats)": lambda s: _nats(s.best["validation_nll"]) if s.records else None,
+    "at step": lambda s: f"{s.best['step']} of {s.last_step}" if s.records else None,
     "test nll (nats)": lambda s: _with_error(s.test_nll, s.test_error) if _tested(s) and s.levels is None else None,
     "test −ELBO (nats)": lambda s: _with_error(s.test_nll, s.test_error) if _tested(s) and s.levels else None,
     "no test rows; training nll (nats)": lambda s: None if _tested(s) else _with_error(s.test_nll, s.test_error),
@@ -112,8 +112,8 @@ RESULTS: dict[str, Cell] = {
 }
 
 TIMINGS: dict[str, Cell] = {
-    "training, per step": lambda s: _time(s.seconds_per_step),
-    "training, all steps": lambda s: _time(s.seconds_per_step * s.last_step),
+    "training, per step": lambda s: _time(s.seconds_per_step) if s.records else None,
+    "training, all steps": lambda s: _time(s.seconds_per_step * s.last_step) if s.records else None,
     "log-likelihood, per row": lambda s: _time(s.likelihood_seconds),
     "sample, per row": lambda s: _time(s.sample_seconds),
 }
