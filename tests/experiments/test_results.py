@@ -13,7 +13,7 @@ from expmflow.data.graphs import MIXTURES
 from expmflow.experiments import graph
 
 RESULTS = Path(__file__).parents[2] / "results"
-TABLES = {"paper": "graph", "best": "graph-best"}
+TABLES = {"paper": "graph", "best": "graph-best", "clipped": "graph-clipped"}
 GRAPHS = 2_000
 
 
