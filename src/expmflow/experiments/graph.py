@@ -43,7 +43,7 @@ PRESETS = {
     "best": {"steps": 6_000, "decay_every": 1_500, "test": 1_280_000},
     "clipped": {"steps": 35_000, "decay_every": 15_000, "test": 1_280_000},
 }
-CLIP = 5_000.0  # near the median norm of a batch's gradient on MoG-16; single batches have several times as much
+CLIP = 5_000.0  # of the size that the gradients of most batches have on MoG-16
 
 
 @dataclass(frozen=True)
