@@ -137,6 +137,13 @@ class TestReproduce:
         assert steps == [2, 4]
         assert one["nats_per_node"] == pytest.approx(other["nats_per_node"], abs=0.2)
 
+    def test_of_several_processes_one_tests_and_writes(self, tmp_path: Path, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        outcome = reproduce(tmp_path, "--only", ROW)
+        assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+        assert not (tmp_path / "results").exists()
+        assert weights(tmp_path)  # it has trained all the same
+
     def test_a_row_that_fails_leaves_the_others(self, tmp_path: Path, monkeypatch):
         train = graph.train_row
 

@@ -236,6 +236,20 @@ def test_what_was_found_out_is_kept_while_the_weights_stay(monkeypatch):
     assert len(calls) == 2
 
 
+def test_a_call_in_inference_mode_leaves_nothing_behind_that_training_cannot_use():
+    graph_series._interpolation.cache_clear()
+    theta0, theta1 = with_norm("general", 1.0, torch.float64)
+    x = torch.randn(1, NODES, FEATURES).double()
+    with torch.inference_mode():
+        ef.expm_apply(operator(theta0.clone(), theta1.clone(), graph()), x)
+    op = operator(theta0.requires_grad_(), theta1.requires_grad_(), graph())
+    with torch.inference_mode():
+        ef.expm_apply(op, x)
+    for values in (x, x.clone().requires_grad_()):
+        ef.expm_apply(op, values).sum().backward()
+    assert bool(theta1.grad.isfinite().all())
+
+
 def test_the_input_is_not_written_to():
     op = operator(*with_norm("general", 3.0, torch.float64), graph())
     for batch in (1, 3):

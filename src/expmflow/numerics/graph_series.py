@@ -137,6 +137,7 @@ def _terms(norms: list[float], tol: float, noise: float, unit: float) -> int | N
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept must do for training too
 def _interpolation(degree: int) -> tuple[Tensor, Tensor]:
     """The zeros of T_{M+1}, and the matrix that turns values there into coefficients; exact for polynomials."""
     angles = (torch.arange(degree + 1, dtype=torch.float64) + 0.5) * (math.pi / (degree + 1))
