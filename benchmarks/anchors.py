@@ -24,8 +24,8 @@ from expmflow.distributions import bits_per_dim
 from expmflow.experiments.table import markdown_table
 from expmflow.models.image import TRAINING_TOL
 from expmflow.nn.constraints import constant_constraints
+from expmflow.runs.evaluation import open_run
 from expmflow.training.config import load_config
-from expmflow.training.evaluation import open_run
 from expmflow.training.files import write_json, write_text
 from expmflow.training.loop import train
 

@@ -235,7 +235,7 @@ def test_several_tables_are_told_apart(run: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("quantile", ["0.5", "0.9"])
 def test_the_quantile_is_of_the_training_rows(run: Path, tmp_path: Path, quantile: str):
-    from expmflow.training.evaluation import open_run
+    from expmflow.runs.evaluation import open_run
 
     train = open_run(run).data().train
     np.save(tmp_path / "train.npy", train.numpy())

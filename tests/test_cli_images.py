@@ -16,9 +16,9 @@ import expmflow as ef
 from cli_runs import files, run_command
 from expmflow.data import load_images
 from expmflow.report.grids import GAP, class_columns, image_grid
-from expmflow.training import shipped
-from expmflow.training.evaluation import auroc, open_run
-from expmflow.training.importance import importance_estimates
+from expmflow.runs import shipped
+from expmflow.runs.evaluation import auroc, open_run
+from expmflow.runs.importance import importance_estimates
 from expmflow.training.run import RunFolder
 from kind_runs import IMAGES, train_kind
 

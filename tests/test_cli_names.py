@@ -9,7 +9,7 @@ import pytest
 
 import expmflow as ef
 from cli_runs import TINY, Outcome, run_command
-from expmflow.training.evaluation import open_run
+from expmflow.runs.evaluation import open_run
 from expmflow.training.run import RunFolder
 
 NAMES = ("height", "width [mm]", "mass, dry")

@@ -18,7 +18,7 @@ from expmflow.numerics import (
 from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
 
 if TYPE_CHECKING:
-    from expmflow.training.pretrained import load, save_pretrained
+    from expmflow.runs.pretrained import load, save_pretrained
 
 __version__ = version("expmflow")
 
@@ -50,7 +50,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Training is loaded when it is first asked for: layers alone need none of it."""
     if name in ("load", "save_pretrained"):
-        from expmflow.training import pretrained
+        from expmflow.runs import pretrained
 
         return getattr(pretrained, name)
     raise AttributeError(f"module 'expmflow' has no attribute {name!r}")

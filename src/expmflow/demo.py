@@ -28,9 +28,9 @@ from expmflow.distributions.describe import count_parameters
 from expmflow.report.grids import image_grid, save_grid
 from expmflow.report.html import render
 from expmflow.report.summary import summarise
+from expmflow.runs.evaluation import Trained, open_run
+from expmflow.runs.importance import importance_estimates
 from expmflow.training.config import Config, parse_config
-from expmflow.training.evaluation import Trained, open_run
-from expmflow.training.importance import importance_estimates
 from expmflow.training.loop import train
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from cli_runs import run_command
 from expmflow.report.certificates import certificates
 from expmflow.report.summary import continuous, round_trip
-from expmflow.training.evaluation import open_run
+from expmflow.runs.evaluation import open_run
 from kind_runs import GRAPHS, IMAGES, train_kind
 from report_page import CHROMIUM, Page, png_size, shown_widths
 

@@ -14,7 +14,7 @@ from cli_runs import TINY, run_command, train_tiny
 from expmflow.report.certificates import certificates
 from expmflow.report.figures import samples_figure, save_figure
 from expmflow.report.summary import density, round_trip, summarise
-from expmflow.training.evaluation import Trained, open_run
+from expmflow.runs.evaluation import Trained, open_run
 from report_page import CHROMIUM, Page, png_size, shown_widths
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch._dynamo
 
+from expmflow.runs.pretrained import load
 from expmflow.training.config import load_config
 from expmflow.training.loop import train
-from expmflow.training.pretrained import load
 from expmflow.training.run import RunFolder
 
 SETTINGS = ["data.samples=400", "model.blocks=1", "model.hidden=8", "train.batch_size=32", "train.log_every=1"]

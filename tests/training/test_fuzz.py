@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from expmflow.data import DataError, load_table
+from expmflow.runs.pretrained import load, save_pretrained
 from expmflow.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, save_checkpoint
 from expmflow.training.config import Config, ConfigError, load_config, parse_config, presets
-from expmflow.training.pretrained import load, save_pretrained
 
 PRESETS = {name: OmegaConf.to_container(OmegaConf.create(text)) for name, text in presets().items()}
 KEYS = ["data", "model", "optim", "train", "steps", "lr", "name", "path", "betas", "kind", "hidden", "seed", ""]

@@ -17,13 +17,13 @@ import torch
 from expmflow.data import DataError
 from expmflow.distributions import NonFiniteError
 from expmflow.models import image_flow
+from expmflow.runs.evaluation import open_run
+from expmflow.runs.pretrained import load, save_pretrained
 from expmflow.training import checkpoint as checkpoint_module
 from expmflow.training.build import build_model
 from expmflow.training.checkpoint import CheckpointError, list_checkpoints, newest_checkpoint, save_checkpoint
 from expmflow.training.config import ConfigError, load_config, parse_config
-from expmflow.training.evaluation import open_run
 from expmflow.training.loop import train
-from expmflow.training.pretrained import load, save_pretrained
 from expmflow.training.run import RunFolder
 from expmflow.training.validation import TrainingError
 

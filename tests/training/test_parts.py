@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from expmflow.runs.evaluation import Typicality
 from expmflow.training.config import OptimConfig
 from expmflow.training.distributed import Processes
-from expmflow.training.evaluation import Typicality
 from expmflow.training.optimizer import Average, learning_rate
 from expmflow.training.randomness import Randomness
 

@@ -26,7 +26,7 @@ from expmflow._validation import expect
 
 if TYPE_CHECKING:
     from expmflow.data.download import Progress as Told
-    from expmflow.training.evaluation import Advance
+    from expmflow.runs.evaluation import Advance
 
 
 def speaks() -> bool:

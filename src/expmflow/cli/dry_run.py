@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect
 from expmflow.cli.measure import estimate, peak_bytes, seconds_of, size_text, time_text
+from expmflow.runs.evaluation import Trained
 from expmflow.training.build import build_data, build_model, resolve
 from expmflow.training.config import Config
 from expmflow.training.distributed import Processes
-from expmflow.training.evaluation import Trained
 from expmflow.training.job import Run
 from expmflow.training.loop import step
 from expmflow.training.optimizer import Average, build_optimizer

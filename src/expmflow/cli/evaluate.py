@@ -19,8 +19,8 @@ from expmflow.cli.console import device_named, progress, reading, result, result
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.data.graphs import MIXTURES
 from expmflow.distributions import bits_per_dim
-from expmflow.training.evaluation import Trained, open_run
-from expmflow.training.importance import CHUNK, Estimates, check_weighable, importance_estimates, results_file
+from expmflow.runs.evaluation import Trained, open_run
+from expmflow.runs.importance import CHUNK, Estimates, check_weighable, importance_estimates, results_file
 
 
 class Split(StrEnum):

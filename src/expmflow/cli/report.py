@@ -14,9 +14,9 @@ from expmflow.cli.measure import Estimate, estimate, size_text, time_text
 from expmflow.cli.output import save_text
 from expmflow.report.html import render
 from expmflow.report.summary import SHOWN_ROWS, summarise, tested_rows
-from expmflow.training.evaluation import Trained, open_run
+from expmflow.runs.evaluation import Trained, open_run
+from expmflow.runs.shipped import place_beside
 from expmflow.training.sampling import LARGEST_SAMPLE
-from expmflow.training.shipped import place_beside
 
 
 def report(

@@ -15,7 +15,7 @@ from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import graphs_text, save_npy, save_text, table_text, write_whole
 from expmflow.report.drawing import draw_samples
 from expmflow.report.grids import class_columns
-from expmflow.training.evaluation import Trained, open_run
+from expmflow.runs.evaluation import Trained, open_run
 from expmflow.training.sampling import LARGEST_SAMPLE
 
 FORMATS = {"image": (".png", ".npy"), "graph": (".npy", ".csv", ".png"), "dense": (".npy", ".csv", ".png")}

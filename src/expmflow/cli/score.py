@@ -16,8 +16,8 @@ from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import csv_text, save_text
 from expmflow.cli.scored import Scored, read_scored
 from expmflow.distributions import bits_per_dim
-from expmflow.training.evaluation import ROWS_FOR_SCORES, Advance, Trained, Typicality, auroc, open_run
-from expmflow.training.importance import check_weighable, importance_estimates
+from expmflow.runs.evaluation import ROWS_FOR_SCORES, Advance, Trained, Typicality, auroc, open_run
+from expmflow.runs.importance import check_weighable, importance_estimates
 
 WEIGHTED_ROWS = 500  # training rows that scores from importance samples are measured against
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from expmflow.data import DataError, load_image_files, load_table
 from expmflow.data.download import Progress
-from expmflow.training.evaluation import Trained
+from expmflow.runs.evaluation import Trained
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ from expmflow.distributions import NonFiniteError
 from expmflow.numerics import ConvergenceError
 from expmflow.report.drawing import SHOWN, draw_samples
 from expmflow.report.grids import class_columns
+from expmflow.runs.evaluation import open_run
+from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_data
 from expmflow.training.checkpoint import list_checkpoints
 from expmflow.training.config import Config, load_config, presets
-from expmflow.training.evaluation import open_run
 from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
@@ -79,7 +80,7 @@ def train(
                 config,
                 folder,
                 device=device,
-                init_from=init_from,
+                init_from=None if init_from is None else find_run(init_from),
                 report=report,
                 on_samples=_drawing(config, data, run),
                 on_step=on_step,

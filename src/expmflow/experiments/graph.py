@@ -16,12 +16,12 @@ import torch
 from expmflow.data import DataError
 from expmflow.data.graphs import MIXTURES
 from expmflow.experiments.table import markdown_table
+from expmflow.runs.evaluation import open_run
+from expmflow.runs.pretrained import save_pretrained
 from expmflow.training.config import Config, parse_config
-from expmflow.training.evaluation import open_run
 from expmflow.training.files import write_json, write_text
 from expmflow.training.job import OnStep
 from expmflow.training.loop import train
-from expmflow.training.pretrained import save_pretrained
 from expmflow.training.run import RunFolder
 
 MODELS = ("coupling", "gnf", "gnf-exp")

@@ -16,8 +16,8 @@ from expmflow.distributions import NonFiniteError
 from expmflow.numerics import ConvergenceError
 from expmflow.report.certificates import Certificate, certificates
 from expmflow.report.grids import class_columns
-from expmflow.training.evaluation import Trained
-from expmflow.training.importance import kept_results
+from expmflow.runs.evaluation import Trained
+from expmflow.runs.importance import kept_results
 from expmflow.training.units import Unit, usual_unit
 
 SHOWN_ROWS = {"dense": 3000, "graph": 1000, "image": 36}

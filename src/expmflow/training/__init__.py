@@ -1,1 +1,1 @@
-"""Training: configs, the loop, checkpoints, many processes."""
+"""The engine of training: configs, the loop, checkpoints, many processes."""

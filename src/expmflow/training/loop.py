@@ -31,7 +31,6 @@ from expmflow.training.optimizer import Average, build_optimizer, gradient_norm,
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder, load_weights
 from expmflow.training.sampling import draw
-from expmflow.training.shipped import find_run
 from expmflow.training.state import State, evaluation_model
 from expmflow.training.validation import TrainingError, stopped, validate
 
@@ -58,7 +57,7 @@ def train(
             may grow.
         folder: where the run is written.
         device: `"cpu"`, `"cuda"`, ….
-        init_from: a run whose weights to start from.
+        init_from: the folder of a run whose weights to start from.
         report: called with each record that goes into `metrics.jsonl`.
         on_samples: called with the step and samples of the averaged weights, every `train.sample_every` steps.
         on_step: called with the number of each step that is done, as often as there are steps.
@@ -87,7 +86,7 @@ def setup(run: Run, model: nn.Module | None, init_from: str | Path | None) -> St
     """A new state, or the one of the newest checkpoint that is whole."""
     model = build_model(run.config, run.data.event_shape) if model is None else model
     if init_from is not None:
-        load_weights(model, RunFolder(find_run(init_from)).weights)
+        load_weights(model, RunFolder(Path(init_from)).weights)
     if run.among.writes:  # what is refused before leaves nothing behind
         run.folder.start(run.config, run.data)
     run.among.wait()

@@ -11,7 +11,7 @@ from expmflow.distributions import DequantizedFlow
 from expmflow.training.build import build_model
 from expmflow.training.config import Config, ConfigError, ImageModelConfig
 from expmflow.training.run import RunFolder, load_weights, save_config
-from expmflow.training.shipped import find_run
+from expmflow.runs.shipped import find_run
 
 
 def load(folder: str | Path) -> nn.Module:

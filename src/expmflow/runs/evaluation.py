@@ -16,11 +16,11 @@ from expmflow.data.download import Progress
 from expmflow.distributions import DequantizedFlow, Flow, NonFiniteError
 from expmflow.training.build import DTYPES, build_data, class_context, log_likelihood, noise_kind
 from expmflow.training.config import Config
-from expmflow.training.pretrained import load
+from expmflow.runs.pretrained import load
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
 from expmflow.training.sampling import draw
-from expmflow.training.shipped import find_run, run_name
+from expmflow.runs.shipped import find_run, run_name
 
 Advance = Callable[[int], None]
 LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from expmflow._validation import expect, expect_count
 from expmflow.distributions import DequantizedFlow, elbo, importance_weighted
-from expmflow.training.evaluation import Advance, Trained, tolerant_likelihood
+from expmflow.runs.evaluation import Advance, Trained, tolerant_likelihood
 from expmflow.training.randomness import Randomness
-from expmflow.training.shipped import place_beside
+from expmflow.runs.shipped import place_beside
 from expmflow.transforms import Transform
 
 CHUNK = 64  # importance samples of one row that are computed at a time
