@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from expmflow import transforms as T
 from expmflow.distributions import bits_per_dim
 from expmflow.experiments.table import markdown_table
-from expmflow.models.image import TRAINING_TOL
+from expmflow.models.mixing import TRAINING_TOL
 from expmflow.nn.constraints import constant_constraints
 from expmflow.runs.evaluation import open_run
 from expmflow.training.config import load_config

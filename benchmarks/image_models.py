@@ -13,7 +13,7 @@ from torch import nn
 
 from expmflow import transforms as T
 from expmflow.models import image_flow
-from expmflow.models.image import TRAINING_TOL
+from expmflow.models.mixing import TRAINING_TOL
 from expmflow.training.config import OptimConfig
 from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import build_optimizer

@@ -20,14 +20,15 @@ from expmflow.distributions import (
 )
 from expmflow.distributions.describe import count_parameters
 from expmflow.models import image_flow
-from expmflow.models.image import cosines, haar
+from expmflow.models.mixing import MIXINGS, cosines, haar
+from expmflow.models.subflows import SUBFLOWS
 from expmflow.training.build import build_model
 from expmflow.training.config import load_config
 from transform_registry import draw, settle
 
 F64 = torch.float64
 CLASSES = 3
-SUBFLOWS = [("sylvester", "1x1"), ("coupling", "1x1"), ("coupling", "convexp"), ("coupling", "convexp-skew")]
+KINDS = [(name, mixing) for name, kind in SUBFLOWS.items() for mixing in (MIXINGS if kind.mixed else ["1x1"])]
 
 
 def made(event: tuple[int, ...] = (1, 4, 4), *, move: bool = True, **options) -> DequantizedFlow:
@@ -69,7 +70,7 @@ def log_density(flow: Flow, y: Tensor, context: Tensor | None) -> Tensor:
 class TestLikelihood:
     @pytest.mark.parametrize("conditional", [False, True], ids=["", "conditional"])
     @pytest.mark.parametrize("dequantization", ["uniform", "variational"])
-    @pytest.mark.parametrize(("subflow", "mixing"), SUBFLOWS)
+    @pytest.mark.parametrize(("subflow", "mixing"), KINDS)
     def test_equals_density_and_determinant(self, subflow, mixing, dequantization, conditional):
         """log p(y) − log q(u | x) − d log L at y = (x + u) / L − ½, with q by its own determinant."""
         told = {"conditional": True, "classes": CLASSES} if conditional else {}
@@ -164,7 +165,7 @@ class TestLikelihood:
 
 class TestDirections:
     @pytest.mark.parametrize("event", [(1, 8, 8), (3, 4, 8)])
-    @pytest.mark.parametrize(("subflow", "mixing"), SUBFLOWS)
+    @pytest.mark.parametrize(("subflow", "mixing"), KINDS)
     def test_round_trip(self, subflow, mixing, event):
         flow = made(event, subflow=subflow, mixing=mixing, levels=2, mixing_last=True).flow
         y = 0.5 * draw("y", 2, *event)
@@ -173,7 +174,7 @@ class TestDirections:
         torch.testing.assert_close(flow.decode(z), y, rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize("conditional", [False, True], ids=["", "conditional"])
-    @pytest.mark.parametrize("subflow", ["sylvester", "coupling"])
+    @pytest.mark.parametrize("subflow", SUBFLOWS)
     @pytest.mark.parametrize("event", [(1, 4, 4), (3, 8, 4)])
     def test_samples_are_images(self, event, subflow, conditional):
         told = {"conditional": True, "classes": CLASSES} if conditional else {}
@@ -227,8 +228,8 @@ class TestRefusals:
             ((1, 6, 8), {"levels": 2}, r"images whose height and width 4 divides, for 2 levels; got 6 × 8"),
             ((1, 8, 7), {"levels": 1}, r"images whose height and width 2 divides, for 1 levels; got 8 × 7"),
             ((8, 8), {}, r"images of shape \(C, h, w\); got \(8, 8\)"),
-            ((1, 8, 8), {"subflow": "glow"}, "subflow to be one of sylvester, coupling; got 'glow'"),
-            ((1, 8, 8), {"mixing": "3x3"}, "mixing to be one of 1x1, convexp, convexp-skew; got '3x3'"),
+            ((1, 8, 8), {"subflow": "glow"}, f"subflow to be one of {', '.join(SUBFLOWS)}; got 'glow'"),
+            ((1, 8, 8), {"mixing": "3x3"}, f"mixing to be one of {', '.join(MIXINGS)}; got '3x3'"),
             ((1, 8, 8), {"base": "uniform"}, "base to be one of standard, gaussian; got 'uniform'"),
             ((1, 8, 8), {"dequantization": "none"}, "dequantization to be one of uniform, variational; got 'none'"),
             ((1, 8, 8), {"conditional": True}, "classes for a conditional model only; got None"),
@@ -259,7 +260,7 @@ class TestRefusals:
         with pytest.raises(TypeError, match=r"Expected integers; got torch\.float64"):
             made()(draw("x", 2, 1, 4, 4))
 
-    @pytest.mark.parametrize("subflow", ["sylvester", "coupling"])
+    @pytest.mark.parametrize("subflow", SUBFLOWS)
     @pytest.mark.parametrize("context", [None, one_hot(3), torch.eye(4, dtype=F64)[:2], torch.tensor([0, 1]), "cat"])
     def test_contexts_that_are_no_classes(self, subflow, context):
         model = made(subflow=subflow, conditional=True, classes=CLASSES)

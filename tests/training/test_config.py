@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from cli_runs import run_command
 from expmflow.data import DataError
+from expmflow.models.mixing import MIXINGS
+from expmflow.models.subflows import SUBFLOWS
 from expmflow.training.build import build_data
 from expmflow.training.config import Config, ConfigError, load_config, parse_config, presets
 from expmflow.training.randomness import Randomness
@@ -55,6 +58,17 @@ def test_five_mistakes_are_five_lines(tmp_path: Path):
 def test_a_misspelt_key_names_the_nearest(override: str, near: str):
     with pytest.raises(ConfigError, match=rf"no such key \(did you mean '{near}'\?\)"):
         load_config("moons", [override])
+
+
+@pytest.mark.parametrize(("setting", "kinds"), [("mixing", MIXINGS), ("subflow", SUBFLOWS)])
+def test_configs_and_help_know_every_kind_of_layer_and_no_other(setting: str, kinds: dict[str, object]):
+    for kind in kinds:
+        assert getattr(load_config("image-coupling", [f"model.{setting}={kind}"]).model, setting) == kind
+    with pytest.raises(ConfigError) as caught:
+        load_config("image-coupling", [f"model.{setting}=none-such"])
+    shown = run_command("train", "--help").out
+    assert all(f"'{kind}'" in str(caught.value) for kind in kinds)
+    assert all(kind in shown for kind in kinds)
 
 
 def test_an_unknown_preset_names_the_known_and_the_nearest():

@@ -20,6 +20,8 @@ from expmflow.cli.output import write_whole
 from expmflow.cli.watching import watching
 from expmflow.data import Dataset
 from expmflow.distributions import NonFiniteError
+from expmflow.models.mixing import MIXINGS
+from expmflow.models.subflows import SUBFLOWS
 from expmflow.numerics import ConvergenceError
 from expmflow.report.drawing import SHOWN, draw_samples
 from expmflow.report.grids import class_columns
@@ -32,6 +34,8 @@ from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
 from expmflow.training.units import NATS, usual_unit
+
+KINDS = f"model.subflow= {', '.join(SUBFLOWS)}; model.mixing= {', '.join(MIXINGS)}"
 
 
 class OnNonfinite(StrEnum):
@@ -46,7 +50,8 @@ def train(
         str, typer.Argument(metavar="PRESET|CONFIG.yaml", help=f"{', '.join(sorted(presets()))}; or a config file.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings on top, such as train.steps=500.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help=f"Settings on top: train.steps=500; of images: {KINDS}."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if not given.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",

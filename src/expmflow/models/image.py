@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from expmflow import transforms as T
 from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.distributions import (
     DequantizedFlow,
-    Dequantizer,
     DiagonalGaussian,
     Flow,
     StandardNormal,
     UniformDequantization,
-    VariationalDequantization,
 )
-from expmflow.nn import DenseNet
+from expmflow.models.dequantizers import variational_dequantization
+from expmflow.models.mixing import MIXINGS, Mixing, Shape, haar
+from expmflow.models.subflows import SUBFLOWS, Networks, SubflowName
 
-TRAINING_TOL = 3e-3  # of the exponentials between couplings; a gradient moves by far less than from batch to batch
-Subflow = Literal["sylvester", "coupling"]
-Mixing = Literal["1x1", "convexp", "convexp-skew"]
 BaseKind = Literal["standard", "gaussian"]
 Dequantization = Literal["uniform", "variational"]
+BASES = {"standard": StandardNormal, "gaussian": DiagonalGaussian}
 
 
 def image_flow(
     event_shape: tuple[int, ...],
     *,
-    subflow: Subflow = "sylvester",
+    subflow: SubflowName = "sylvester",
     mixing: Mixing = "1x1",
     levels: int = 2,
     subflows: int = 4,
@@ -51,13 +47,13 @@ def image_flow(
 
     Args:
         event_shape: `(C, h, w)`; h and w are divided by two at each level.
-        subflow: `"sylvester"`, a convolutional Sylvester layer, the order turned around between subflows; or
-            `"coupling"`, a linear mixing layer and an affine coupling with a DenseNet.
-        mixing: the linear layer of couplings: `"1x1"`, `"convexp"` (a 1×1 and a convolution exponential), or
-            `"convexp-skew"`, whose exponential is orthogonal.
+        subflow: a name in `SUBFLOWS`: `"sylvester"`, a convolutional Sylvester layer, the order turned around between
+            subflows; `"coupling"`, a linear mixing layer and an affine coupling with a DenseNet; ….
+        mixing: a name in `MIXINGS`, the linear layer of couplings: `"1x1"`, `"convexp"` (a 1×1 and a convolution
+            exponential), `"convexp-skew"`, whose exponential is orthogonal; ….
         levels, subflows: how many, and how many in each.
         growth, depth: of the DenseNets.
-        hidden: channels inside the Sylvester layers.
+        hidden: channels inside Sylvester layers and residual blocks.
         actnorm: an ActNorm before each subflow.
         mixing_last: one more mixing layer behind the last coupling of each level.
         base: standard normal, or with learned means and standard deviations.
@@ -80,9 +76,9 @@ def image_flow(
     ):
         expect_count(value, name)
     for name, kind, known in (
-        ("subflow", subflow, get_args(Subflow)),
-        ("mixing", mixing, get_args(Mixing)),
-        ("base", base, get_args(BaseKind)),
+        ("subflow", subflow, SUBFLOWS),
+        ("mixing", mixing, MIXINGS),
+        ("base", base, BASES),
         ("dequantization", dequantization, get_args(Dequantization)),
     ):
         expect_one_of(kind, known, name)
@@ -93,81 +89,29 @@ def image_flow(
     expect(conditional == (classes is not None), "classes for a conditional model only", classes)
     if classes is not None:
         expect_count(classes, "classes")
-    context = classes or 0
+    block, networks = SUBFLOWS[subflow], Networks(growth, depth, hidden, classes or 0)
 
-    def coupling(channels: int) -> T.AffineCoupling:
-        kept = channels // 2
-        sizes = (kept, 2 * (channels - kept))
-        return T.AffineCoupling(DenseNet(*sizes, growth=growth, depth=depth, context_channels=context), channels)
+    def mix(shape: Shape, start: Tensor | None = None) -> list[T.Transform]:
+        return MIXINGS[mixing](shape, start) if block.mixed else []
 
-    def level(channels: int, number: int) -> T.Chain:
-        channels *= 4
+    def level(channels: int, height: int, width: int, number: int) -> T.Chain:
+        shape = channels, height, width = 4 * channels, height // 2, width // 2
         layers: list[T.Transform] = [T.Squeeze()]
         for k in range(subflows):
-            if actnorm:
-                layers.append(T.ActNorm(channels))
-            if subflow == "sylvester":
-                layers.append(T.ConvSylvester(channels, hidden, context_channels=context))
-                layers += [T.Flip()] if k + 1 < subflows else []
-            else:
-                start = haar(channels, colours=number == 1) if k == 0 else None
-                layers += [*_mix(mixing, channels, start), coupling(channels)]
-        if mixing_last and subflow == "coupling":
-            layers += _mix(mixing, channels)
+            layers += [T.ActNorm(channels)] if actnorm else []
+            layers += mix(shape, haar(channels, colours=number == 1) if k == 0 else None)
+            layers += [block.layer(channels, networks)]
+            layers += [T.Flip()] if block.ordered and k + 1 < subflows else []
+        layers += mix(shape) if mixing_last else []
         if number < levels:
-            layers.append(T.Split(level(channels // 2, number + 1), coupling(channels)))
+            rest = level(channels // 2, height, width, number + 1)
+            layers.append(T.Split(rest, networks.coupling(channels)))
         return T.Chain([*layers, T.Inverse(T.Squeeze())])
 
-    bases = {"standard": StandardNormal, "gaussian": DiagonalGaussian}
-    flow = Flow(level(channels, 1), bases[base](event_shape))
+    flow = Flow(level(channels, height, width, 1), BASES[base](event_shape))
     dequantizer = (
         UniformDequantization()
         if dequantization == "uniform"
         else variational_dequantization(channels, subflows=dequantization_subflows, growth=growth, depth=depth)
     )
     return DequantizedFlow(flow, dequantizer, levels=grey_levels)
-
-
-def variational_dequantization(channels: int, *, subflows: int = 4, growth: int = 32, depth: int = 2) -> Dequantizer:
-    """The noise of `(channels, h, w)` images: one level of couplings with 1×1 mixing, told the image by a network."""
-
-    def layers(channels: int) -> Iterator[T.Transform]:
-        yield T.Squeeze()
-        for _ in range(subflows):
-            yield T.Conv1x1(channels)
-            net = DenseNet(channels // 2, channels, growth=growth, depth=depth, context_channels=growth)
-            yield T.AffineCoupling(net, channels)
-        yield T.Inverse(T.Squeeze())
-
-    told = nn.Sequential(
-        nn.PixelUnshuffle(2),
-        nn.Conv2d(4 * channels, growth, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(growth, growth, 3, padding=1),
-    )
-    return VariationalDequantization(T.Chain(layers(4 * channels)), told)
-
-
-def _mix(mixing: Mixing, channels: int, start: Tensor | None = None) -> list[T.Transform]:
-    """The layers that mix channels, and points."""
-    matrix = T.Conv1x1(channels, "free", start=start)
-    if mixing == "1x1":
-        return [matrix]
-    return [matrix, T.ConvExp(channels, skew=mixing == "convexp-skew", training_tol=TRAINING_TOL)]
-
-
-def haar(channels: int, *, colours: bool = False) -> Tensor:
-    """The rotation of squeezed channels to the averages of the 2 × 2 points, then their three kinds of differences.
-
-    A first mixing layer that starts so tells coarse from fine; with `colours` also their average from their contrasts.
-    """
-    points = torch.kron(cosines(2), cosines(2))
-    images = cosines(channels // 4) if colours else torch.eye(channels // 4)
-    return torch.einsum("ip,cd->icdp", points, images).reshape(channels, channels)
-
-
-def cosines(n: int) -> Tensor:
-    """The orthogonal matrix of the discrete cosine transform: the average first, then finer and finer contrasts."""
-    k = torch.arange(n)
-    rows = torch.cos(torch.pi / n * (k + 0.5) * k[:, None])
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from expmflow.models.graph import GraphNetworks
-from expmflow.models.image import BaseKind, Dequantization, Mixing, Subflow
+from expmflow.models.image import BaseKind, Dequantization
+from expmflow.models.mixing import Mixing
+from expmflow.models.subflows import SubflowName
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -69,13 +71,13 @@ class ImageModelConfig(_Section):
     """A flow on images: levels of subflows, of which half of the channels leave between levels."""
 
     kind: Literal["image"] = "image"
-    subflow: Subflow = Field("sylvester", description="what a subflow is made of")
+    subflow: SubflowName = Field("sylvester", description="what a subflow is made of")
     mixing: Mixing = Field("1x1", description="the linear layer beside each coupling")
     levels: Positive = Field(2, description="each halves height and width")
     subflows: Positive = Field(4, description="in each level")
     growth: Positive = Field(32, description="channels that each layer of a coupling's DenseNet adds")
     depth: Positive = Field(2, description="layers of a coupling's DenseNet")
-    hidden: Positive = Field(96, description="channels inside a Sylvester layer")
+    hidden: Positive = Field(96, description="channels inside a Sylvester layer or a residual block")
     actnorm: bool = Field(True, description="an ActNorm before each subflow")
     mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
     base: BaseKind = Field("gaussian", description="fixed or learned means and deviations")

@@ -1,0 +1,63 @@
+"""The linear layers between the couplings of image flows, by name.
+
+A new kind is one entry of `MIXINGS`; configs, help and error messages follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from expmflow import transforms as T
+
+TRAINING_TOL = 3e-3  # of the exponentials between couplings; a gradient moves by far less than from batch to batch
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of what a layer is given."""
+
+Builder = Callable[[Shape, Tensor | None], list[T.Transform]]
+"""From a shape, and the matrix that the 1×1 begins with (a random rotation if None), to layers."""
+
+
+def _conv1x1(shape: Shape, start: Tensor | None) -> list[T.Transform]:
+    return [T.Conv1x1(shape[0], "free", start=start)]
+
+
+def _convexp(shape: Shape, start: Tensor | None, *, skew: bool = False) -> list[T.Transform]:
+    return [*_conv1x1(shape, start), T.ConvExp(shape[0], skew=skew, training_tol=TRAINING_TOL)]
+
+
+def _convexp_skew(shape: Shape, start: Tensor | None) -> list[T.Transform]:
+    return _convexp(shape, start, skew=True)
+
+
+MIXINGS: dict[str, Builder] = {
+    "1x1": _conv1x1,
+    "convexp": _convexp,
+    "convexp-skew": _convexp_skew,
+}
+
+if TYPE_CHECKING:
+    Mixing = str
+else:
+    Mixing = Literal[*MIXINGS]
+
+
+def haar(channels: int, *, colours: bool = False) -> Tensor:
+    """The rotation of squeezed channels to the averages of the 2 × 2 points, then their three kinds of differences.
+
+    A first mixing layer that starts so tells coarse from fine; with `colours` also their average from their contrasts.
+    """
+    points = torch.kron(cosines(2), cosines(2))
+    images = cosines(channels // 4) if colours else torch.eye(channels // 4)
+    return torch.einsum("ip,cd->icdp", points, images).reshape(channels, channels)
+
+
+def cosines(n: int) -> Tensor:
+    """The orthogonal matrix of the discrete cosine transform: the average first, then finer and finer contrasts."""
+    k = torch.arange(n)
+    rows = torch.cos(torch.pi / n * (k + 0.5) * k[:, None])
+    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)

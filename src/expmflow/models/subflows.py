@@ -1,0 +1,79 @@
+"""The non-linear layers of image flows, by name.
+
+A new kind is one entry of `SUBFLOWS`; configs, help and error messages follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from expmflow import transforms as T
+from expmflow.nn import DenseNet
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The sizes of the networks inside a model's layers.
+
+    Args:
+        growth, depth: of DenseNets.
+        hidden: channels inside Sylvester layers and residual blocks.
+        context: channels of the context that every network is given; 0 for none.
+    """
+
+    growth: int
+    depth: int
+    hidden: int
+    context: int = 0
+
+    def dense(self, in_channels: int, out_channels: int) -> nn.Module:
+        """The DenseNet of a coupling."""
+        return DenseNet(in_channels, out_channels, growth=self.growth, depth=self.depth, context_channels=self.context)
+
+    def coupling(self, channels: int) -> T.AffineCoupling:
+        """An affine coupling with a DenseNet."""
+        passive = channels // 2
+        return T.AffineCoupling(self.dense(passive, 2 * (channels - passive)), channels)
+
+
+@dataclass(frozen=True)
+class Subflow:
+    """A kind of subflow.
+
+    Args:
+        layer: from channels and networks to the layer.
+        mixed: whether a mixing layer goes before it, since it does not mix channels itself.
+        ordered: whether it goes through the entries in an order, which is turned around between subflows.
+    """
+
+    layer: Callable[[int, Networks], T.Transform]
+    mixed: bool = False
+    ordered: bool = False
+
+
+def _sylvester(channels: int, networks: Networks, *, use_basis: bool = True) -> T.Transform:
+    return T.ConvSylvester(channels, networks.hidden, context_channels=networks.context, use_basis=use_basis)
+
+
+def _sylvester_no_basis(channels: int, networks: Networks) -> T.Transform:
+    return _sylvester(channels, networks, use_basis=False)
+
+
+def _coupling(channels: int, networks: Networks) -> T.Transform:
+    return networks.coupling(channels)
+
+
+SUBFLOWS: dict[str, Subflow] = {
+    "sylvester": Subflow(_sylvester, ordered=True),
+    "coupling": Subflow(_coupling, mixed=True),
+    "sylvester-no-basis": Subflow(_sylvester_no_basis, ordered=True),
+}
+
+if TYPE_CHECKING:
+    SubflowName = str
+else:
+    SubflowName = Literal[*SUBFLOWS]
