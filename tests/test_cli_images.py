@@ -16,7 +16,7 @@ import expmflow as ef
 from cli_runs import files, run_command
 from expmflow.data import load_images
 from expmflow.report.grids import GAP, class_columns, image_grid
-from expmflow.runs import shipped
+from expmflow.runs import evaluation, shipped
 from expmflow.runs.evaluation import auroc, open_run
 from expmflow.runs.importance import importance_estimates
 from expmflow.training.run import RunFolder
@@ -121,6 +121,16 @@ def test_one_noise_is_a_bound_and_is_called_one(run: Path):
     assert (found["rows"], found["bound"]) == (20, "elbo")
     assert found["bpd"] == pytest.approx(found["nll"] / (64 * math.log(2)))
     assert not (run / "evaluation").exists()
+
+
+def test_the_bound_of_an_image_depends_on_neither_batches_nor_other_images(run: Path, monkeypatch: pytest.MonkeyPatch):
+    trained = open_run(run)
+    rows = trained.data().test[:12]
+    together = trained.log_likelihoods(rows)
+    assert together.std() > 1  # nats, where another noise would make a difference
+    monkeypatch.setattr(evaluation, "LARGEST_BATCH", 5)
+    torch.testing.assert_close(trained.log_likelihoods(rows), together, rtol=1e-5, atol=0)
+    torch.testing.assert_close(trained.log_likelihoods(rows.flip(0)[:7].int()), together.flip(0)[:7], rtol=1e-5, atol=0)
 
 
 def test_importance_samples_are_kept_and_tighter(run: Path, tmp_path: Path):

@@ -6,4 +6,6 @@ from pathlib import Path
 from image_run import make_config, run
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), make_config(steps=10, precision="float64", checkpoint_every=10, validate_every=5))
+    folder, precision, steps = sys.argv[1:]
+    config = make_config(steps=int(steps), precision=precision, checkpoint_every=10, validate_every=5)
+    run(Path(folder), config)

@@ -35,6 +35,18 @@ def test_noise(kind, mean, variance) -> None:
         assert not torch.equal(noise, other)
 
 
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_noise_of_rows_is_a_function_of_each_row(kind) -> None:
+    rows = torch.arange(12).reshape(3, 2, 2)
+    noise = Randomness(4).row_noise(kind, rows, "x")
+    assert noise.shape == rows.shape
+    assert noise.unique().numel() == 12
+    picked = [2, 0, 2]
+    assert torch.equal(Randomness(4).row_noise(kind, rows[picked].to(torch.uint8), "x"), noise[picked])
+    assert not torch.isclose(Randomness(5).row_noise(kind, rows, "x"), noise).any()
+    assert Randomness(4).row_noise(kind, rows[:0], "x").shape == (0, 2, 2)
+
+
 def test_parts_of_a_batch_make_the_whole() -> None:
     rows = torch.arange(12)
     assert torch.equal(torch.cat([Processes(rank, 3).slice(rows) for rank in range(3)]), rows)

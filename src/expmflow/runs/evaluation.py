@@ -92,7 +92,8 @@ class Trained:
     ) -> Tensor:
         """`(rows,)` in float64, in batches; −∞ where a row is so far out that its likelihood cannot be told.
 
-        Of discrete data, a sample of the lower bound. A conditional model's rows without labels may be of any class.
+        Of discrete data, a sample of the lower bound, from noise that depends on the seed and on the row alone: neither
+        batches nor other rows change it. A conditional model's rows without labels may be of any class.
         """
         parts = []
         for part in self._likelihoods(rows, labels):
@@ -120,10 +121,9 @@ class Trained:
         randomness, kind = Randomness(self.config.train.seed), noise_kind(self.model)
         size = self.batch_size
         for k, batch in enumerate(rows.split(size)):
-            shape = tuple(batch.shape)
             noise = None
             if kind is not None:
-                drawn = randomness.noise("uniform" if kind == "uniform" else "normal", shape, "evaluation", k)
+                drawn = randomness.row_noise("uniform" if kind == "uniform" else "normal", batch, "evaluation")
                 noise = self.rows(drawn)
             contexts = self._contexts(None if labels is None else labels[k * size : (k + 1) * size], len(batch))
             found = [tolerant_likelihood(self.model, self.rows(batch), noise, told).double().cpu() for told in contexts]

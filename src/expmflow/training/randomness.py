@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -45,8 +46,20 @@ class Randomness:
     def noise(self, kind: Noise, shape: tuple[int, ...], label: str, *counters: int) -> Tensor:
         """Noise for a whole global batch, in float64: row k belongs to sample k, on whichever process it is used."""
         generator = self.generator(label, *counters)
-        draw = torch.rand if kind == "uniform" else torch.randn
-        return draw(shape, generator=generator, dtype=torch.float64)
+        return _draw(kind, shape, generator)
+
+    def row_noise(self, kind: Noise, rows: Tensor, label: str) -> Tensor:
+        """Noise for integer rows, in float64, each row's a function of what is in it: not of its place or its batch."""
+        keys = [hashlib.sha256(row.tobytes()).digest()[:8] for row in rows.cpu().to(torch.int64).numpy()]
+        noise = [
+            _draw(kind, row.shape, self.generator(label, int.from_bytes(k))) for row, k in zip(rows, keys, strict=True)
+        ]
+        return torch.stack(noise) if noise else _draw(kind, rows.shape, self.generator(label))
+
+
+def _draw(kind: Noise, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    draw = torch.rand if kind == "uniform" else torch.randn
+    return draw(shape, generator=generator, dtype=torch.float64)
 
 
 @lru_cache(maxsize=2)  # an epoch has many steps
