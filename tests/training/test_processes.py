@@ -9,16 +9,44 @@ from pathlib import Path
 import pytest
 import torch
 
+from cli_runs import run_command
 from expmflow.training.checkpoint import newest_checkpoint
+from expmflow.training.distributed import ExchangeError, processes
 from expmflow.training.run import RunFolder
 
 HERE = Path(__file__).parent
+SHORT = 0.03  # minutes
+SILENT = """
+import sys, time, torch
+from expmflow.training.distributed import ExchangeError, processes
+print("here", flush=True)
+sys.stdin.readline()
+try:
+    with processes(torch.device("cpu"), 0.1) as among:
+        time.sleep(60) if among.rank == 0 else among.total(torch.ones(1))
+except ExchangeError as error:
+    print(error)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of this process is that of rank 1; that of rank 0, which hosts the meeting, is returned."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in {**shared, "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return {**os.environ, "RANK": "0", "LOCAL_RANK": "0"}
 
 
 def start(folder: Path, count: int, precision: str = "float64", steps: int = 10) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank in range(count):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
@@ -67,3 +95,42 @@ def test_in_float32_two_processes_stay_close_to_one(tmp_path: Path) -> None:
     assert one.step == two.step == 30
     for name, value in one.tensors["model"].items():
         torch.testing.assert_close(two.tensors["model"][name], value, rtol=0, atol=5e-5, msg=name)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_process_that_nobody_meets_ends_with_a_sentence(tmp_path: Path) -> None:
+    outcome = run_command("train", "moons", f"train.timeout={SHORT}", "--out", tmp_path / "run")
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"Expected the other processes to answer within {SHORT} minutes (train.timeout); got")
+    assert "no answer in process 1 of 2: " in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_exchange_that_nobody_answers_ends_with_a_sentence(second_of_two: dict[str, str]) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    silent, waiting = (
+        subprocess.Popen([sys.executable, "-c", SILENT], env=environment, **pipes)  # type: ignore[call-overload]
+        for environment in (second_of_two, dict(os.environ))
+    )
+    try:
+        for process in (silent, waiting):
+            assert process.stdout.readline() == "here\n"
+        silent.stdin.write("go\n")
+        silent.stdin.flush()
+        said, _ = waiting.communicate("go\n", timeout=60)
+    finally:
+        for process in (silent, waiting):
+            process.kill()
+            process.communicate()
+    assert "within 0.1 minutes (train.timeout); got no answer in process 1 of 2: Timed out" in said
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_errors_of_a_process_itself_are_not_blamed_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def join(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("a problem of my own")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
+    with pytest.raises(RuntimeError, match="of my own") as caught, processes(torch.device("cpu"), 1):
+        pass
+    assert not isinstance(caught.value, ExchangeError)

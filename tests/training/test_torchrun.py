@@ -1,8 +1,11 @@
 """`torchrun` as a user starts it: the result of two processes is that of one, and one of them writes."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,36 @@ def test_two_processes_equal_one_and_one_of_them_writes(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"alone", "shared"}
     for text in (alone, shared):
         assert text.count("Writing to ") == text.count("Done at step 8") == text.count("step 8/8  nll") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 2.0])
+def test_ranks_do_not_outlive_a_torchrun_that_was_killed(tmp_path: Path, delay: float) -> None:
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    settings = [s for s in SETTINGS if not s.startswith("train.steps")]
+    command = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "expmflow", "train", "moons", *settings]
+    agent = subprocess.Popen(
+        [*command, "train.steps=1000000", "train.timeout=0.05"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ranks: list[str] = []
+    try:
+        deadline = time.monotonic() + 120
+        while len(ranks) < 2 and time.monotonic() < deadline:
+            ranks = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+            time.sleep(0.02)
+        assert len(ranks) == 2
+        time.sleep(delay)
+    finally:
+        agent.kill()
+    try:
+        _, said = agent.communicate(timeout=120)  # ends once nobody is left who could write to it
+    finally:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(int(rank), signal.SIGKILL)
+    assert said.count("Expected the other processes to answer within 0.05 minutes") == 2

@@ -34,9 +34,9 @@ def speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def console() -> Console:
-    """For a person to read, beside the results."""
-    return Console(stderr=True, quiet=not speaks(), highlight=False, soft_wrap=True)
+def console(*, always: bool = False) -> Console:
+    """For a person to read, beside the results; of several processes one speaks, unless this one is to, `always`."""
+    return Console(stderr=True, quiet=not (always or speaks()), highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -44,9 +44,9 @@ def say(text: str) -> None:
     console().print(text, markup=False)
 
 
-def say_error(text: str) -> None:
+def say_error(text: str, *, always: bool = False) -> None:
     """As `say`, in red where there are colours."""
-    console().print(text, markup=False, style="red")
+    console(always=always).print(text, markup=False, style="red")
 
 
 def result(text: str) -> None:

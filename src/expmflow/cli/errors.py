@@ -16,6 +16,7 @@ from expmflow.distributions import NonFiniteError
 from expmflow.numerics import ConvergenceError
 from expmflow.training.checkpoint import CheckpointError
 from expmflow.training.config import ConfigError
+from expmflow.training.distributed import ExchangeError
 from expmflow.training.validation import TrainingError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -38,7 +39,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             text = sentence(error)
             if debug or text is None:
                 raise
-            say_error(text)
+            say_error(text, always=isinstance(error, ExchangeError))
             raise typer.Exit(MISUSED if isinstance(error, ConfigError) else FAILED) from None
 
     signature = inspect.signature(function, eval_str=True)
@@ -55,7 +56,7 @@ def sentence(error: Exception) -> str | None:
     """What to tell the user; None for an error that nobody expected."""
     text = str(error)
     match error:
-        case CheckpointError() | TrainingError() | ConvergenceError() | NonFiniteError():
+        case CheckpointError() | ExchangeError() | TrainingError() | ConvergenceError() | NonFiniteError():
             return text
         case ValueError() | TypeError() | ImportError() if "Expected " in text:
             return text

@@ -140,6 +140,7 @@ class TrainConfig(_Section):
     )
     compile: bool = Field(False, description="compile the model by torch.compile")
     threads: Positive | None = Field(None, description="of the CPU; torch's choice if not given")
+    timeout: float = Field(10.0, gt=0, le=10_000, description="minutes that processes wait for each other at most")
 
 
 class Config(_Section):

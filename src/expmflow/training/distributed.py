@@ -6,12 +6,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from expmflow._validation import expect
+
+
+class ExchangeError(RuntimeError):
+    """Another process did not answer in time, or is gone; the message says who waited, and for how long."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,29 @@ def own_device(name: str) -> torch.device:
 
 
 @contextmanager
-def processes(device: torch.device) -> Iterator[Processes]:
-    """Join the processes that `torchrun` started; a lone process has nobody to join."""
+def processes(device: torch.device, minutes: float) -> Iterator[Processes]:
+    """Join the processes that `torchrun` started; a lone process has nobody to join.
+
+    Start-up, and every exchange inside, wait for at most so many minutes.
+
+    Raises:
+        ExchangeError: if others did not answer by then, or are gone.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=minutes))
         yield Processes(dist.get_rank(), dist.get_world_size())
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not isinstance(error, dist.DistError) and "gloo" not in reason:
+            raise
+        who = f"process {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']}"
+        raise ExchangeError(
+            f"Expected the other processes to answer within {minutes:g} minutes (train.timeout); "
+            f"got no answer in {who}: {reason.rpartition('] ')[2].rstrip('.')}."
+        ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -74,7 +74,7 @@ def train(
         config.train.batch_size,
     )
     where = own_device(device)
-    with processes(where) as among, _interruptible() as interrupted:
+    with processes(where, config.train.timeout) as among, _interruptible() as interrupted:
         run = Run(config, data, RunFolder(Path(folder)), among, where, report, on_samples, on_step)
         state = setup(run, model, init_from)
         fit(run, state, interrupted)

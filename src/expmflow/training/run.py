@@ -252,7 +252,7 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 def _trajectory(config: Config) -> dict[str, Any]:
     """What the weights depend on: a run may go on for longer, or report more often, and remain the same run."""
     values = config.model_dump(mode="json")
-    for free in ("steps", "log_every", "checkpoint_every", "sample_every", "on_nonfinite", "threads"):
+    for free in ("steps", "log_every", "checkpoint_every", "sample_every", "on_nonfinite", "threads", "timeout"):
         values["train"].pop(free)
     values["data"].pop("dir")  # the official files are the same wherever they are
     return values
