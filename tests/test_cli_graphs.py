@@ -59,7 +59,7 @@ def test_scores_of_graphs(run: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("evaluate", "RUN", "--importance-samples", "5"), "Expected a model of discrete data for importance samples"),
+        (("evaluate", "RUN", "--importance-samples", "5"), "Expected a density known by a bound"),
         (("sample", "RUN", "--classes", "1"), "Expected a conditional model for --classes"),
         (("score", "RUN", "table.csv"), "Expected a .npy file of graphs, of shape (graphs, 4, 2); got table.csv."),
         (("score", "RUN", "missing.npy"), "Expected the file missing.npy; got none."),

@@ -108,7 +108,7 @@ def test_of_weights_without_metrics_nothing_is_said_about_training(run: Path, tm
 
 def test_certificates_bound_the_true_norm(trained: Trained):
     rows = trained.data().test
-    (found,) = certificates(trained.flow, rows)
+    (found,) = certificates(trained.model, rows)
     weight = trained.model.get_submodule(found.name).weight.detach().double()
     assert torch.linalg.matrix_norm(weight, ord=2) <= found.norm * (1 + 1e-6)
     assert torch.linalg.eigvalsh((weight + weight.T) / 2).max() <= found.log_norm + 1e-6

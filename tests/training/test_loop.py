@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from expmflow.data import DataError
-from expmflow.distributions import NonFiniteError
+from expmflow.distributions import Density, NonFiniteError
 from expmflow.models import image_flow
 from expmflow.runs.evaluation import open_run
 from expmflow.runs.pretrained import load, save_pretrained
@@ -114,20 +114,37 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch) -> None:
     assert all(torch.equal(v, weights(tmp_path)[n]) for n, v in weights(tmp_path / "whole").items())
 
 
-class Breaking(torch.nn.Module):
-    """Turns a weight into NaN at given steps, as a diverging run does."""
+class Wrapped(Density):
+    """A density around another."""
 
-    def __init__(self, model: torch.nn.Module, at: set[int]) -> None:
+    def __init__(self, model: Density, at: set[int]) -> None:
         super().__init__()
         self.model = model
         self.at = at
         self.calls = 0
 
     @property
-    def dequantizer(self):
-        return self.model.dequantizer
+    def event_shape(self):
+        return self.model.event_shape
 
-    def forward(self, x, noise=None):
+    @property
+    def draws(self):
+        return self.model.draws
+
+    def forward(self, x, context=None, *, noise=None):
+        return self.model(x, context, noise=noise)
+
+    def sample(self, n, context=None, *, temperature=1.0, noise=None):
+        return self.model.sample(n, context, temperature=temperature, noise=noise)
+
+    def description(self):
+        return self.model.description()
+
+
+class Breaking(Wrapped):
+    """Turns a weight into NaN at given steps, as a diverging run does."""
+
+    def forward(self, x, context=None, *, noise=None):
         self.calls += self.training
         shift = self.model.flow.transform.layers[0].shift
         if self.training and self.calls in self.at:
@@ -142,8 +159,7 @@ class Breaking(torch.nn.Module):
         return self.model(x, noise=noise)
 
 
-def test_a_loss_that_is_not_finite_stops_with_its_layer(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("expmflow.training.job.noise_kind", lambda model: "normal")
+def test_a_loss_that_is_not_finite_stops_with_its_layer(tmp_path: Path) -> None:
     model = Breaking(image_run.make_model(), {5})
     with pytest.raises(
         TrainingError, match=r"at step 5; got NaN .*layers\.0 \(ActNorm\); the last good .*step-00000003"
@@ -151,8 +167,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_layer(tmp_path: Path, monkeypa
         train(image_run.make_config(), tmp_path, model=model, data=image_run.make_data())
 
 
-def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("expmflow.training.job.noise_kind", lambda model: "normal")
+def test_or_is_skipped_and_counted(tmp_path: Path) -> None:
     model = Breaking(image_run.make_model(), {2, 5})
     settings = image_run.make_config(steps=6, on_nonfinite="skip")
     train(settings, tmp_path, model=model, data=image_run.make_data())
@@ -160,13 +175,11 @@ def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch) -> None:
     assert all(torch.isfinite(v).all() for v in weights(tmp_path).values())
 
 
-class BlindAt(torch.nn.Module):
+class BlindAt(Wrapped):
     """Cannot tell a likelihood in the validations of given numbers, counted from 1."""
 
-    def __init__(self, model: torch.nn.Module, at: set[int]) -> None:
-        super().__init__()
-        self.model = model
-        self.at = at
+    def __init__(self, model: Density, at: set[int]) -> None:
+        super().__init__(model, at)
         self.validations = [0]  # shared with the copies that are validated
 
     def __deepcopy__(self, memo):
@@ -174,12 +187,12 @@ class BlindAt(torch.nn.Module):
         again.validations = self.validations
         return again
 
-    def forward(self, x):
+    def forward(self, x, context=None, *, noise=None):
         if not self.training:
             self.validations[0] += 1
             if self.validations[0] in self.at:
                 raise NonFiniteError("Expected a finite result; got NaN.", "transform.layers.1 (LinearExp)")
-        return self.model(x)
+        return self.model(x, context, noise=noise)
 
 
 def blind(settings, at: set[int]) -> BlindAt:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from expmflow.distributions import Draw
 from expmflow.runs.evaluation import Typicality
 from expmflow.training.config import OptimConfig
 from expmflow.training.distributed import Processes
@@ -37,14 +38,15 @@ def test_noise(kind, mean, variance) -> None:
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_noise_of_rows_is_a_function_of_each_row(kind) -> None:
-    rows = torch.arange(12).reshape(3, 2, 2)
-    noise = Randomness(4).row_noise(kind, rows, "x")
+    rows, draws = torch.arange(12).reshape(3, 2, 2), (Draw(kind, (2, 2)), Draw(kind, (5,)))
+    noise, other = Randomness(4).row_draws(draws, rows, "x")
     assert noise.shape == rows.shape
-    assert noise.unique().numel() == 12
+    assert other.shape == (3, 5)
+    assert torch.cat([noise.flatten(), other.flatten()]).unique().numel() == 12 + 15
     picked = [2, 0, 2]
-    assert torch.equal(Randomness(4).row_noise(kind, rows[picked].to(torch.uint8), "x"), noise[picked])
-    assert not torch.isclose(Randomness(5).row_noise(kind, rows, "x"), noise).any()
-    assert Randomness(4).row_noise(kind, rows[:0], "x").shape == (0, 2, 2)
+    assert torch.equal(Randomness(4).row_draws(draws, rows[picked].to(torch.uint8), "x")[0], noise[picked])
+    assert not torch.isclose(Randomness(5).row_draws(draws, rows, "x")[0], noise).any()
+    assert Randomness(4).row_draws(draws, rows[:0], "x")[0].shape == (0, 2, 2)
 
 
 def test_parts_of_a_batch_make_the_whole() -> None:

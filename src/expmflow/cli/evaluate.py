@@ -20,7 +20,7 @@ from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.data.graphs import MIXTURES
 from expmflow.distributions import bits_per_dim
 from expmflow.runs.evaluation import Trained, open_run
-from expmflow.runs.importance import CHUNK, Estimates, check_weighable, importance_estimates, results_file
+from expmflow.runs.importance import CHUNK, Estimates, importance_estimates, results_file
 
 
 class Split(StrEnum):
@@ -55,7 +55,7 @@ def evaluate(
     """
     trained = open_run(run, device_named(device))
     if importance_samples is not None:
-        check_weighable(trained, importance_samples)
+        trained.model.check_weighable(importance_samples)
     if images is not None:
         expect_count(images, "--images")
     rows, labels = _rows(trained, split, images)

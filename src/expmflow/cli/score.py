@@ -17,7 +17,7 @@ from expmflow.cli.output import csv_text, save_text
 from expmflow.cli.scored import Scored, read_scored
 from expmflow.distributions import bits_per_dim
 from expmflow.runs.evaluation import ROWS_FOR_SCORES, Advance, Trained, Typicality, auroc, open_run
-from expmflow.runs.importance import check_weighable, importance_estimates
+from expmflow.runs.importance import importance_estimates
 
 WEIGHTED_ROWS = 500  # training rows that scores from importance samples are measured against
 
@@ -68,7 +68,7 @@ def score(
     trained = open_run(run, device_named(device))
     expect(not fit or trained.kind == "image", "a model of images for --fit", f"{trained.name}, a model of others")
     if importance_samples is not None:
-        check_weighable(trained, importance_samples)
+        trained.model.check_weighable(importance_samples)
         expect(trained.classes is None, "a model without classes for importance samples of files", trained.name)
     with reading() as told:
         rows = read_scored(trained, files, fit, told)

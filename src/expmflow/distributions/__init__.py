@@ -10,12 +10,15 @@ from expmflow.distributions.dequantization import (
 from expmflow.distributions.exchangeable import Exchangeable
 from expmflow.distributions.flow import Flow, NonFiniteError
 from expmflow.distributions.gaussian import Base, DiagonalGaussian, NodeNormal, StandardNormal
+from expmflow.distributions.protocol import Density, Draw
 
 __all__ = [
     "Base",
+    "Density",
     "DequantizedFlow",
     "Dequantizer",
     "DiagonalGaussian",
+    "Draw",
     "Exchangeable",
     "Flow",
     "NodeNormal",

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_type
-from expmflow.distributions.bounds import elbo, estimate_log_weights, importance_weighted
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.flow import Flow
+from expmflow.distributions.protocol import Density, Draw, Noise, NoiseKind, lone_noise
 from expmflow.transforms.base import Transform
 
 
 class Dequantizer(nn.Module, ABC):
     """The density q(u | x) of the noise that fills the gaps between integers."""
 
-    noise: ClassVar[Literal["uniform", "normal"]]
+    noise: ClassVar[NoiseKind]
     """What its random numbers are made of."""
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Dequantizer(nn.Module, ABC):
 class UniformDequantization(Dequantizer):
     """q(u | x) = 1."""
 
-    noise: ClassVar[Literal["uniform", "normal"]] = "uniform"
+    noise: ClassVar[NoiseKind] = "uniform"
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return torch.rand_like(x) if noise is None else noise, x.new_zeros(x.shape[0])
@@ -54,7 +54,7 @@ class VariationalDequantization(Dequantizer):
         context: a network from the image, scaled to [−½, ½), to the context: `(batch, C, h, w)` to `(batch, K, h, w)`.
     """
 
-    noise: ClassVar[Literal["uniform", "normal"]] = "normal"
+    noise: ClassVar[NoiseKind] = "normal"
 
     def __init__(self, transform: Transform, context: nn.Module) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class VariationalDequantization(Dequantizer):
 
 
 @final
-class DequantizedFlow(nn.Module):
+class DequantizedFlow(Density):
     """A density of integers, made of a flow over [0, 1) and a dequantizer.
 
     Args:
@@ -79,54 +79,59 @@ class DequantizedFlow(nn.Module):
         levels: the number of grey levels; 256 for bytes.
     """
 
+    is_bound: ClassVar[bool] = True
+
     def __init__(self, flow: Flow, dequantizer: Dequantizer, *, levels: int = 256) -> None:
         super().__init__()
         expect_count(levels, "levels", at_least=2)
         self.flow = flow
         self.dequantizer = dequantizer
-        self.levels = levels
+        self._levels = levels
 
-    def forward(self, x: Tensor, context: Any = None, *, noise: Tensor | None = None) -> Tensor:
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        return self.flow.event_shape
+
+    @property
+    def levels(self) -> int:
+        return self._levels
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        return (Draw(self.dequantizer.noise, self.event_shape),)
+
+    @property
+    def sample_draws(self) -> tuple[Draw, ...]:
+        return self.flow.sample_draws
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.flow.base._like.dtype  # type: ignore[return-value]
+
+    def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
         """One sample of the lower bound on log P(x), `(batch,)`: its mean is the ELBO."""
         self._check(x)
-        dtype = self.flow.base._like.dtype
-        scaled = x.to(dtype) / self.levels  # type: ignore[arg-type]
-        u, log_q = self.dequantizer(scaled, noise)
+        scaled = x.to(self._dtype) / self.levels
+        u, log_q = self.dequantizer(scaled, lone_noise(noise))
         y = scaled + u / self.levels - 0.5
         return self.flow.log_prob(y, context) - log_q - x.shape[1:].numel() * math.log(self.levels)
 
-    def log_weights(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
-        """`(samples, batch)` log weights without gradients; `chunk` copies of the batch at a time."""
-
-        def sample(count: int) -> Tensor:
-            repeated = x.repeat_interleave(count, 0)
-            rows = context.repeat_interleave(count, 0) if _per_row(context, x) else context
-            return self(repeated, rows).reshape(-1, count).T
-
-        return estimate_log_weights(sample, samples, chunk=chunk)
-
-    def elbo(self, x: Tensor, context: Any = None, *, samples: int = 1) -> Tensor:
-        """The evidence lower bound on log P(x), `(batch,)`, from `samples` noises."""
-        return elbo(self.log_weights(x, context, samples=samples))
-
-    def importance_weighted(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
-        """The importance-weighted bound on log P(x), `(batch,)`."""
-        return importance_weighted(self.log_weights(x, context, samples=samples, chunk=chunk))
-
-    def describe(self) -> None:
-        """Print the layers of the flow and of the dequantizer: shapes, parameters, directions in closed form."""
-        print(self.description())
+    @torch.no_grad()
+    def round_trip_error(self, x: Tensor, context: Any = None) -> Tensor:
+        """In grey levels: of the middle of the interval that each integer stands for."""
+        middle = (x.to(self._dtype) + 0.5) / self.levels - 0.5
+        return self.levels * self.flow.round_trip_error(middle, context)
 
     def description(self) -> str:
-        """What `describe` prints."""
+        """The layers of the flow, and the dequantizer."""
         more = count_parameters(self.dequantizer)
         noise = f"noise between {self.levels} levels: {type(self.dequantizer).__name__}, {more:,} parameters"
         return f"{self.flow.description()}\n{noise}"
 
     @torch.no_grad()
-    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0) -> Tensor:
+    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
         """Integers `(n, *event)`."""
-        y = self.flow.sample(n, context, temperature=temperature) + 0.5
+        y = self.flow.sample(n, context, temperature=temperature, noise=noise) + 0.5
         return (y * self.levels).floor().clamp(0, self.levels - 1).to(torch.int64)
 
     def _check(self, x: Tensor) -> None:
@@ -136,7 +141,3 @@ class DequantizedFlow(nn.Module):
             least, largest = (int(v) for v in torch.aminmax(x))
             inside = least >= 0 and largest < self.levels
             expect(inside, f"grey levels from 0 to {self.levels - 1}", f"{least} to {largest}")
-
-
-def _per_row(context: Any, x: Tensor) -> bool:
-    return isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == x.shape[0]

@@ -6,10 +6,12 @@ from contextlib import suppress
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from expmflow._validation import expect
 from expmflow.distributions.describe import count_parameters, description, empty_context
 from expmflow.distributions.gaussian import Base
+from expmflow.distributions.protocol import Density, Draw, Noise, lone_noise
 from expmflow.transforms.base import Transform, layer_name, unread, watching
 
 
@@ -22,7 +24,7 @@ class NonFiniteError(RuntimeError):
 
 
 @final
-class Flow(nn.Module):
+class Flow(Density):
     """p(x) = base(f(x)) · |det df/dx| for an invertible layer f.
 
     Calling the flow is `log_prob`, so that it trains like any module. A result that is not finite raises
@@ -44,8 +46,17 @@ class Flow(nn.Module):
         self.transform = transform
         self.base = base
 
-    def forward(self, x: Tensor, context: Any = None) -> Tensor:
-        """`log_prob`."""
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        return self.base.event_shape
+
+    @property
+    def sample_draws(self) -> tuple[Draw, ...]:
+        return (Draw("normal", self.base.noise_shape(None)),)
+
+    def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
+        """`log_prob`, which takes no noise."""
+        expect(noise is None or len(noise) == 0, "no noise for the likelihood of a flow", "some")
         return self.log_prob(x, context)
 
     def log_prob(self, x: Tensor, context: Any = None) -> Tensor:
@@ -56,13 +67,14 @@ class Flow(nn.Module):
         return result
 
     @torch.no_grad()
-    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
+    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
         """`(n, *event)`; a context has one row per sample, or is shared by all (a graph)."""
         return self.rsample(n, context, temperature=temperature, noise=noise)
 
-    def rsample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
+    def rsample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
         """As `sample`, differentiable."""
-        return self.decode(self.base.rsample(n, *self._told(context), temperature=temperature, noise=noise), context)
+        z = self.base.rsample(n, *self._told(context), temperature=temperature, noise=lone_noise(noise))
+        return self.decode(z, context)
 
     def sample_and_log_prob(self, n: int, context: Any = None, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Samples and their log-likelihoods in one pass; differentiable."""
@@ -84,12 +96,13 @@ class Flow(nn.Module):
         self._check((x,), z, context, inverse=True)
         return x
 
-    def describe(self) -> None:
-        """Print the layers: shapes, parameters (masked ones not counted), directions in closed form."""
-        print(self.description())
+    @torch.no_grad()
+    def round_trip_error(self, x: Tensor, context: Any = None) -> Tensor:
+        """The largest |x − decode(encode(x))| of each row."""
+        return (self.decode(self.encode(x, context), context) - x).abs().flatten(1).amax(1)
 
     def description(self) -> str:
-        """What `describe` prints."""
+        """The layers: shapes, parameters (masked ones not counted), directions in closed form."""
         like = self.base._like
         context = empty_context(self.transform)
         table = description(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from expmflow.distributions import Flow
+from expmflow.distributions import Density
 from expmflow.nn.graph import complete_graph
 from expmflow.numerics import SeriesPlan, plan_series
 from expmflow.numerics.plan import series_error
@@ -28,34 +28,33 @@ class Certificate:
 
 
 @torch.no_grad()
-def certificates(flow: Flow | None, rows: Tensor, context: Tensor | None = None) -> list[Certificate]:
+def certificates(density: Density, rows: Tensor, context: Tensor | None = None) -> list[Certificate]:
     """Of every exponential in the model, inside other layers too, at the shape that it meets there.
 
     A graph exponential has a norm for each graph: here it is that of the complete graph of the rows' nodes.
     """
-    if flow is None:
-        return []
     shapes: dict[Transform, tuple[int, ...]] = {}
 
     def note(layer: Transform, x: Tensor, *results: Tensor) -> None:
         shapes[layer] = tuple(x.shape[1:])  # an exponential keeps the shape
 
     with watching(note):
-        flow.transform(rows[:1], None if context is None else context[:1])
+        density(rows[:1], None if context is None else context[:1])
     found = []
-    for name, layer in flow.named_modules():
+    for name, layer in density.named_modules():
         if isinstance(layer, Exponential) and layer in shapes:
-            found.append(_certificate(name, layer, _operator(layer, rows), shapes[layer], rows.dtype))
+            found.append(_certificate(name, layer, _operator(layer, shapes[layer]), shapes[layer]))
     return found
 
 
-def _operator(layer: Exponential, rows: Tensor) -> LinearOperator:
-    return layer.operator(complete_graph(rows)) if isinstance(layer, GraphConvExp) else layer.operator()
+def _operator(layer: Exponential, shape: tuple[int, ...]) -> LinearOperator:
+    if isinstance(layer, GraphConvExp):
+        return layer.operator(complete_graph(next(layer.parameters()).new_zeros(1, *shape)))
+    return layer.operator()
 
 
-def _certificate(
-    name: str, layer: Exponential, op: LinearOperator, shape: tuple[int, ...], dtype: torch.dtype
-) -> Certificate:
+def _certificate(name: str, layer: Exponential, op: LinearOperator, shape: tuple[int, ...]) -> Certificate:
+    dtype = next(layer.parameters()).dtype
     norm, log_norm = float(op.norm_bound(shape)), float(op.log_norm_bound(shape))
     plan = plan_series(norm, layer.tol, dtype, log_norm=log_norm)
     if layer.terms is not None:

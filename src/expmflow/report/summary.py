@@ -105,7 +105,7 @@ def summarise(trained: Trained) -> Summary:
     samples = trained.sample(len(shown))
     sample_seconds = (time.perf_counter() - started) / len(samples)
     checked = CHECKED_ROWS[trained.kind]
-    rows, context = continuous(trained, tested[:checked]), trained.context(None if labels is None else labels[:checked])
+    rows, context = trained.rows(tested[:checked]), trained.context(None if labels is None else labels[:checked])
     mixture = MIXTURES.get(trained.config.data.name)
     return Summary(
         name=trained.name,
@@ -118,7 +118,7 @@ def summarise(trained: Trained) -> Summary:
         tested=len(tested),
         test_nll=-float(log_prob.mean()),
         test_error=_standard_error(log_prob),
-        certificates=certificates(trained.flow, rows, context),
+        certificates=certificates(trained.model, rows, context),
         round_trip=round_trip(trained, rows, context),
         sample_seconds=sample_seconds,
         likelihood_seconds=likelihood_seconds,
@@ -160,30 +160,20 @@ def _standard_error(values: Tensor) -> float:
     return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def continuous(trained: Trained, rows: Tensor) -> Tensor:
-    """Rows as the flow takes them: of integers, the middle of the interval that each stands for."""
-    rows = trained.rows(rows)
-    if trained.levels is None or trained.flow is None:
-        return rows
-    return (rows.to(next(trained.flow.parameters()).dtype) + 0.5) / trained.levels - 0.5
-
-
-@torch.no_grad()
 def round_trip(trained: Trained, rows: Tensor, context: Tensor | None = None) -> float:
     """The largest |x − decode(encode(x))|; NaN where there is no way back.
 
-    Of images in grey levels; of other rows relative to the largest |x|.
+    Of integers in their own unit; of other rows relative to the largest |x|.
     """
-    flow = trained.flow
-    if flow is None or not rows.is_floating_point():
-        return math.nan
     try:
-        back = flow.decode(flow.encode(rows, context), context)
+        error = trained.model.round_trip_error(rows, context)
     except (ConvergenceError, NonFiniteError):
         return math.nan
-    largest = float((back - rows).abs().max())
+    if error is None:
+        return math.nan
+    largest = float(error.max())
     if trained.levels is not None:
-        return largest * trained.levels
+        return largest
     return largest / float(rows.abs().max().clamp_min(torch.finfo(rows.dtype).tiny))
 
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from expmflow._validation import expect, expect_count
 from expmflow.data import Dataset
 from expmflow.data.download import Progress
-from expmflow.distributions import DequantizedFlow, Flow, NonFiniteError
-from expmflow.training.build import DTYPES, build_data, class_context, log_likelihood, noise_kind
-from expmflow.training.config import Config
+from expmflow.distributions import Density, NonFiniteError
 from expmflow.runs.pretrained import load
+from expmflow.runs.shipped import find_run, run_name
+from expmflow.training.build import DTYPES, build_data, class_context
+from expmflow.training.config import Config
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
 from expmflow.training.sampling import draw
-from expmflow.runs.shipped import find_run, run_name
 
 Advance = Callable[[int], None]
 LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time
@@ -35,7 +35,7 @@ class Trained:
     folder: RunFolder
     config: Config
     event_shape: tuple[int, ...]
-    model: nn.Module
+    model: Density
     device: torch.device
     names: tuple[str, ...] = ()
 
@@ -52,18 +52,12 @@ class Trained:
     @property
     def levels(self) -> int | None:
         """The grey levels of discrete data; None for continuous data."""
-        return self.model.levels if isinstance(self.model, DequantizedFlow) else None
+        return self.model.levels
 
     @property
     def batch_size(self) -> int:
         """Rows whose likelihoods are computed at a time."""
         return min(LARGEST_BATCH, max(1, LARGEST_NUMBERS // torch.Size(self.event_shape).numel()))
-
-    @property
-    def flow(self) -> Flow | None:
-        """The continuous density inside the model."""
-        inner = self.model.flow if isinstance(self.model, DequantizedFlow) else self.model
-        return inner if isinstance(inner, Flow) else None
 
     def data(self, progress: Progress | None = None) -> Dataset:
         """The rows that the run was trained, validated and tested on."""
@@ -118,13 +112,10 @@ class Trained:
 
     @torch.no_grad()
     def _likelihoods(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
-        randomness, kind = Randomness(self.config.train.seed), noise_kind(self.model)
+        randomness = Randomness(self.config.train.seed)
         size = self.batch_size
         for k, batch in enumerate(rows.split(size)):
-            noise = None
-            if kind is not None:
-                drawn = randomness.row_noise("uniform" if kind == "uniform" else "normal", batch, "evaluation")
-                noise = self.rows(drawn)
+            noise = [self.rows(part) for part in randomness.row_draws(self.model.draws, batch, "evaluation")]
             contexts = self._contexts(None if labels is None else labels[k * size : (k + 1) * size], len(batch))
             found = [tolerant_likelihood(self.model, self.rows(batch), noise, told).double().cpu() for told in contexts]
             yield torch.stack(found).logsumexp(0) - math.log(len(found))
@@ -188,16 +179,18 @@ def auroc(scores: Tensor, reference: Tensor) -> float:
     return float((below[0] + below[1]).double().mean()) / (2 * len(ordered))
 
 
-def tolerant_likelihood(model: nn.Module, rows: Tensor, noise: Tensor | None, context: Tensor | None) -> Tensor:
+def tolerant_likelihood(model: Density, rows: Tensor, noise: Sequence[Tensor], context: Tensor | None) -> Tensor:
     """Where one row is beyond the numbers of the dtype, the others still have their likelihood."""
     try:
-        return log_likelihood(model, rows, noise, context)
+        return model(rows, context, noise=noise)
     except NonFiniteError:
         if len(rows) == 1:
             return torch.full((1,), -math.inf)
         middle = len(rows) // 2
         halves = [
-            [None if part is None else part[half] for part in (rows, noise, context)]
+            tolerant_likelihood(
+                model, rows[half], [part[half] for part in noise], None if context is None else context[half]
+            )
             for half in (slice(middle), slice(middle, None))
         ]
-        return torch.cat([tolerant_likelihood(model, *half).cpu() for half in halves])  # type: ignore[arg-type]
+        return torch.cat([half.cpu() for half in halves])

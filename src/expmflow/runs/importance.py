@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from expmflow._validation import expect, expect_count
-from expmflow.distributions import DequantizedFlow, elbo, importance_weighted
+from expmflow._validation import expect
+from expmflow.distributions import elbo, importance_weighted
 from expmflow.runs.evaluation import Advance, Trained, tolerant_likelihood
-from expmflow.training.randomness import Randomness
 from expmflow.runs.shipped import place_beside
-from expmflow.transforms import Transform
+from expmflow.training.randomness import Randomness
 
 CHUNK = 64  # importance samples of one row that are computed at a time
 
@@ -47,34 +46,18 @@ def importance_estimates(
         kept_in: a file where each row's result is kept as soon as it is there; a second call goes on from it.
         advance: told of the rows that are done.
     """
-    model = check_weighable(trained, samples)
+    trained.model.check_weighable(samples)
     expect(trained.classes is None or labels is not None, "labels for the rows of a conditional model", "none")
     known = {k: values for k, of, values in (_read(kept_in) if kept_in else ()) if k < len(rows) and of == _of(rows[k])}
     found = []
     for k in range(len(rows)):
         if k not in known:
-            known[k] = _estimate(trained, model, rows[k], samples, None if labels is None else labels[k], k)
+            known[k] = _estimate(trained, rows[k], samples, None if labels is None else labels[k], k)
             if kept_in:
                 _append(kept_in, k, _of(rows[k]), known[k])
         found.append(known[k])
         advance(1)
     return _stacked(found)
-
-
-def check_weighable(trained: Trained, samples: int) -> DequantizedFlow:
-    """The model; raise `ValueError` unless importance samples mean something for it: of discrete data, and exact."""
-    expect_count(samples, "importance samples")
-    model = trained.model
-    if not isinstance(model, DequantizedFlow):
-        raise ValueError("Expected a model of discrete data for importance samples; got one of continuous data.")
-    check_exact(trained)
-    return model
-
-
-def check_exact(trained: Trained) -> None:
-    """Raise `ValueError` if a layer's log-determinant is a random estimate, whose exponential would be biased."""
-    random = [name for name, layer in trained.model.named_modules() if not _exact(layer)]
-    expect(not random, "exact log-determinants for importance samples", f"random estimates in {', '.join(random)}")
 
 
 def results_file(trained: Trained, split: str, samples: int) -> Path:
@@ -105,23 +88,17 @@ def _stacked(values: Iterable[tuple[float, float]]) -> Estimates:
     return Estimates(both[:, 0], both[:, 1])
 
 
-def _exact(layer: torch.nn.Module) -> bool:
-    return not isinstance(layer, Transform) or layer.exact_logdet
-
-
 @torch.no_grad()
-def _estimate(
-    trained: Trained, model: DequantizedFlow, row: Tensor, samples: int, label: Tensor | None, place: int
-) -> tuple[float, float]:
+def _estimate(trained: Trained, row: Tensor, samples: int, label: Tensor | None, place: int) -> tuple[float, float]:
     randomness = Randomness(trained.config.train.seed)
     weights = []
     for chunk, start in enumerate(range(0, samples, CHUNK)):
         count = min(CHUNK, samples - start)
-        shape = (CHUNK, *row.shape)
-        noise = randomness.noise(model.dequantizer.noise, shape, "importance", place, chunk)[:count]
+        drawn = randomness.draws(trained.model.draws, CHUNK, "importance", place, chunk)
+        noise = [trained.rows(part[:count]) for part in drawn]
         copies = trained.rows(row.expand(count, *row.shape))
         context = trained.context(None if label is None else label.expand(count))
-        weights.append(tolerant_likelihood(model, copies, trained.rows(noise), context).double().cpu())
+        weights.append(tolerant_likelihood(trained.model, copies, noise, context).double().cpu())
     log_weights = torch.cat(weights).unsqueeze(1)
     return float(elbo(log_weights)), float(importance_weighted(log_weights))
 

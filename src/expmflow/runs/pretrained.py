@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import nn
-
-from expmflow.distributions import DequantizedFlow
-from expmflow.training.build import build_model
-from expmflow.training.config import Config, ConfigError, ImageModelConfig
-from expmflow.training.run import RunFolder, load_weights, save_config
+from expmflow.distributions import Density
 from expmflow.runs.shipped import find_run
+from expmflow.training.build import build_model
+from expmflow.training.config import Config, ConfigError
+from expmflow.training.run import RunFolder, load_weights, save_config
 
 
-def load(folder: str | Path) -> nn.Module:
+def load(folder: str | Path) -> Density:
     """The trained model of a run, or of a folder that `save_pretrained` wrote, in evaluation mode.
 
     Args:
@@ -42,7 +40,7 @@ def load(folder: str | Path) -> nn.Module:
     return model.eval()
 
 
-def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]], folder: str | Path) -> None:
+def save_pretrained(source: str | Path | tuple[Density, Config, Sequence[int]], folder: str | Path) -> None:
     """Write what `load` needs and no more: `config.json` and `model.safetensors`.
 
     Args:
@@ -64,10 +62,10 @@ def save_pretrained(source: str | Path | tuple[nn.Module, Config, Sequence[int]]
     target.save_weights(model.state_dict())
 
 
-def _describing(model: nn.Module, config: Config, event_shape: tuple[int, ...]) -> Config:
+def _describing(model: Density, config: Config, event_shape: tuple[int, ...]) -> Config:
     """The config with the grey levels of the model; a `ConfigError` if it describes another model."""
-    if isinstance(model, DequantizedFlow) and isinstance(config.model, ImageModelConfig):
-        if config.model.grey_levels not in (None, model.levels):
+    if model.levels is not None and "grey_levels" in type(config.model).model_fields:
+        if getattr(config.model, "grey_levels", None) not in (None, model.levels):
             raise ConfigError(f"Expected model.grey_levels={model.levels}, as the model has; got another number.")
         config = config.model_copy(update={"model": config.model.model_copy(update={"grey_levels": model.levels})})
     shapes, described = (

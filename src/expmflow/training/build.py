@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from expmflow.data import DataError, Dataset, load_images, load_table, split, two_moons
 from expmflow.data.download import Progress
 from expmflow.data.graphs import MIXTURES
-from expmflow.distributions import DequantizedFlow
+from expmflow.distributions import Density
 from expmflow.models import dense_flow, graph_flow, image_flow
 from expmflow.training.config import Config, ConfigError, DataConfig, DenseModelConfig, GraphModelConfig
 from expmflow.training.randomness import Randomness
@@ -99,13 +99,13 @@ def resolve(config: Config, data: Dataset) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=known)})
 
 
-def build_model(config: Config, event_shape: tuple[int, ...]) -> nn.Module:
+def build_model(config: Config, event_shape: tuple[int, ...]) -> Density:
     """The model of a resolved config, with its initial weights, which follow from the seed alone."""
     state = torch.get_rng_state()
     torch.manual_seed(Randomness(config.train.seed).generator("weights").initial_seed())
     settings = config.model.model_dump(exclude={"kind"})
     try:
-        model: nn.Module
+        model: Density
         if isinstance(config.model, DenseModelConfig):
             model = dense_flow(event_shape[0], **settings)
         elif isinstance(config.model, GraphModelConfig):
@@ -121,14 +121,3 @@ def build_model(config: Config, event_shape: tuple[int, ...]) -> nn.Module:
 def class_context(labels: Tensor | None, classes: int | None, dtype: torch.dtype) -> Tensor | None:
     """What a conditional model is told of its rows: one-hot vectors of their classes."""
     return None if classes is None or labels is None else F.one_hot(labels, classes).to(dtype)
-
-
-def log_likelihood(model: nn.Module, x: Tensor, noise: Tensor | None, context: Tensor | None = None) -> Tensor:
-    """log p(x | context), or a sample of its lower bound, for each row."""
-    rows = (x,) if context is None else (x, context)
-    return model(*rows) if noise is None else model(*rows, noise=noise)
-
-
-def noise_kind(model: nn.Module) -> str | None:
-    """The kind of noise that a likelihood needs, if any."""
-    return model.dequantizer.noise if isinstance(model, DequantizedFlow) else None

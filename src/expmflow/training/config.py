@@ -117,6 +117,7 @@ class OptimConfig(_Section):
     lr: float = Field(1e-3, gt=0, description="the learning rate")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="of the optimizer's two averages")
     warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    kl_warmup: int = Field(0, ge=0, description="steps in which the KL part of a bound grows to its full weight (VAEs)")
     decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate per epoch, or per decay_every steps")
     decay_every: Positive | None = Field(None, description="steps; an epoch if not given")
     clip: float | None = Field(None, gt=0, description="the largest norm of the gradient")

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from expmflow.data import Dataset
-from expmflow.training.build import DTYPES, class_context, noise_kind
+from expmflow.distributions import Density
+from expmflow.training.build import DTYPES, class_context
 from expmflow.training.config import Config
 from expmflow.training.distributed import Processes
-from expmflow.training.randomness import Noise, Randomness
+from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
 
 Report = Callable[[dict[str, Any]], None]
@@ -74,15 +75,7 @@ class Run:
         told = class_context(labels, getattr(self.config.model, "classes", None), self.dtype)
         return None if told is None else told.to(self.device)
 
-    def noise(self, model: nn.Module, rows: int, label: str, counter: int) -> Tensor | None:
-        """Noise for a global batch, if the model wants any."""
-        kind = noise_kind(model)
-        if kind is None:
-            return None
-        shape = (rows, *self.data.event_shape)
-        drawn = self.randomness.noise(_noise(kind), shape, label, counter)
-        return drawn.to(self.device, self.dtype)
-
-
-def _noise(kind: str) -> Noise:
-    return "uniform" if kind == "uniform" else "normal"
+    def noise(self, model: Density, rows: int, label: str, counter: int) -> tuple[Tensor, ...]:
+        """The random numbers that a global batch takes."""
+        drawn = self.randomness.draws(model.draws, rows, label, counter)
+        return tuple(part.to(self.device, self.dtype) for part in drawn)

@@ -19,15 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expmflow._validation import expect
 from expmflow.data import Dataset
-from expmflow.distributions import NonFiniteError
+from expmflow.distributions import Density, NonFiniteError
 from expmflow.numerics import ConvergenceError
-from expmflow.training.build import build_data, build_model, fits, log_likelihood, resolve
+from expmflow.training.build import build_data, build_model, fits, resolve
 from expmflow.training.checkpoint import newest_checkpoint, remove_old, save_checkpoint
-from expmflow.training.config import Config
+from expmflow.training.config import Config, ConfigError
 from expmflow.training.distributed import own_device, processes
 from expmflow.training.job import OnSamples, OnStep, Report, Run
 from expmflow.training.memory import keep_freed_memory
-from expmflow.training.optimizer import Average, build_optimizer, gradient_norm, learning_rate
+from expmflow.training.optimizer import Average, build_optimizer, gradient_norm, kl_weight, learning_rate
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder, load_weights
 from expmflow.training.sampling import draw
@@ -47,9 +47,9 @@ def train(
     report: Report = lambda record: None,
     on_samples: OnSamples = lambda step, samples: None,
     on_step: OnStep = lambda step: None,
-    model: nn.Module | None = None,
+    model: Density | None = None,
     data: Dataset | None = None,
-) -> nn.Module:
+) -> Density:
     """Train, or go on training, the run in `folder`; return the model with its best weights.
 
     Args:
@@ -82,9 +82,14 @@ def train(
         return finish(run, state)
 
 
-def setup(run: Run, model: nn.Module | None, init_from: str | Path | None) -> State:
+def setup(run: Run, model: Density | None, init_from: str | Path | None) -> State:
     """A new state, or the one of the newest checkpoint that is whole."""
     model = build_model(run.config, run.data.event_shape) if model is None else model
+    kl_warmup = run.config.optim.kl_warmup
+    if kl_warmup and not model.takes_beta:
+        raise ConfigError(
+            f"Expected optim.kl_warmup=0 for {type(model).__name__}, which has no KL part; got {kl_warmup}."
+        )
     if init_from is not None:
         load_weights(model, RunFolder(Path(init_from)).weights)
     if run.among.writes:  # what is refused before leaves nothing behind
@@ -151,6 +156,8 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
     settings, size = run.config.train, run.config.train.batch_size
     x, context = run.batch(state.step)
     noise = run.noise(state.model, size, "noise", state.step)
+    weight = kl_weight(run.config.optim, state.step)
+    beta = {"beta": torch.tensor(weight, device=run.device, dtype=run.dtype)} if state.model.takes_beta else {}
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(run.config.optim, state.step, run.steps_per_epoch)
     state.optimizer.zero_grad(set_to_none=True)
@@ -159,8 +166,8 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
     coarse = torch.autocast(run.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")
     try:
         with coarse:
-            own = None if noise is None else run.among.slice(noise)
-            loss = -log_likelihood(replica, x, own, context).mean()
+            own = tuple(run.among.slice(part) for part in noise)
+            loss = -replica(x, context, noise=own, **beta).mean()
         problem = "" if math.isfinite(float(loss.detach())) else "the loss"
     except NonFiniteError as error:
         problem = error.layer
@@ -188,7 +195,7 @@ def keep(run: Run, state: State) -> None:
     run.among.wait()
 
 
-def finish(run: Run, state: State) -> nn.Module:
+def finish(run: Run, state: State) -> Density:
     """The model with the best weights that validation found."""
     if state.best_step < 0:
         raise TrainingError(f"Expected a validation that is finite; got {state.nonfinite_validations} that were not.")

@@ -23,6 +23,11 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
     return config.lr * warm * config.decay ** (step // every)
 
 
+def kl_weight(config: OptimConfig, step: int) -> float:
+    """By what the Kullback-Leibler part of a bound is multiplied in a step: from 0 to 1, linearly. A pure function."""
+    return min(1.0, step / config.kl_warmup) if config.kl_warmup else 1.0
+
+
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's tensors as `quantity/parameter`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}

@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Noise = Literal["uniform", "normal"]
+from expmflow.distributions.protocol import Draw, NoiseKind
 
 
 @dataclass(frozen=True)
@@ -43,23 +42,32 @@ class Randomness:
         epoch, place = divmod(step, per_epoch)
         return _order(self, epoch, size)[place * batch_size : (place + 1) * batch_size].clone()
 
-    def noise(self, kind: Noise, shape: tuple[int, ...], label: str, *counters: int) -> Tensor:
+    def noise(self, kind: NoiseKind, shape: tuple[int, ...], label: str, *counters: int) -> Tensor:
         """Noise for a whole global batch, in float64: row k belongs to sample k, on whichever process it is used."""
-        generator = self.generator(label, *counters)
-        return _draw(kind, shape, generator)
+        draw = torch.rand if kind == "uniform" else torch.randn
+        return draw(shape, generator=self.generator(label, *counters), dtype=torch.float64)
 
-    def row_noise(self, kind: Noise, rows: Tensor, label: str) -> Tensor:
-        """Noise for integer rows, in float64, each row's a function of what is in it: not of its place or its batch."""
-        keys = [hashlib.sha256(row.tobytes()).digest()[:8] for row in rows.cpu().to(torch.int64).numpy()]
-        noise = [
-            _draw(kind, row.shape, self.generator(label, int.from_bytes(k))) for row, k in zip(rows, keys, strict=True)
-        ]
-        return torch.stack(noise) if noise else _draw(kind, rows.shape, self.generator(label))
+    def draws(self, draws: Sequence[Draw], rows: int, label: str, *counters: int) -> tuple[Tensor, ...]:
+        """As `noise`, for all the draws that a density takes."""
+        return tuple(
+            self.noise(draw.kind, (rows, *draw.shape), _numbered(label, k), *counters) for k, draw in enumerate(draws)
+        )
+
+    def row_draws(self, draws: Sequence[Draw], rows: Tensor, label: str) -> tuple[Tensor, ...]:
+        """As `draws`, each row's noise being a function of what is in the row: not of its place or its batch."""
+        whole = rows.cpu().to(torch.float64 if rows.is_floating_point() else torch.int64).numpy()
+        keys = [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:8]) for row in whole] if draws else []
+        return tuple(
+            torch.stack([self.noise(draw.kind, draw.shape, _numbered(label, k), key) for key in keys])
+            if keys
+            else torch.zeros(0, *draw.shape, dtype=torch.float64)
+            for k, draw in enumerate(draws)
+        )
 
 
-def _draw(kind: Noise, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    draw = torch.rand if kind == "uniform" else torch.randn
-    return draw(shape, generator=generator, dtype=torch.float64)
+def _numbered(label: str, k: int) -> str:
+    """Of several draws, the first has the label itself."""
+    return f"{label} {k}" if k else label
 
 
 @lru_cache(maxsize=2)  # an epoch has many steps

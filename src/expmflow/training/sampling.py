@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from expmflow.distributions import DequantizedFlow, Flow
+from expmflow.distributions import Density
 from expmflow.training.randomness import Randomness
 
 LARGEST_SAMPLE = 1024  # rows that are drawn at a time
 
 
 def draw(
-    model: nn.Module,
+    model: Density,
     n: int,
     randomness: Randomness,
     *,
@@ -23,17 +23,11 @@ def draw(
     advance: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
     """`(n, *event)` on the CPU, with a row of the context for each; asking for more begins with the same ones."""
-    flow = model.flow if isinstance(model, DequantizedFlow) else model
-    if not isinstance(flow, Flow):
-        raise ValueError(f"Expected a model that can be sampled; got {type(model).__name__}.")
-    like, drawn = next(flow.parameters()), []
+    like, drawn = next(model.parameters()), []
     for k, start in enumerate(range(0, n, LARGEST_SAMPLE)):
         count = min(LARGEST_SAMPLE, n - start)
-        noise = randomness.noise("normal", (LARGEST_SAMPLE, *flow.base.noise_shape(None)), "sample", k)[:count].to(like)
-        told = None if context is None else context[start : start + count]
-        part = flow.sample(count, told, temperature=temperature, noise=noise)
-        if isinstance(model, DequantizedFlow):
-            part = ((part + 0.5) * model.levels).floor().clamp(0, model.levels - 1).to(torch.int64)
-        drawn.append(part.cpu())
+        noise = [part[:count].to(like) for part in randomness.draws(model.sample_draws, LARGEST_SAMPLE, "sample", k)]
+        rows = None if context is None else context[start : start + count]
+        drawn.append(model.sample(count, rows, temperature=temperature, noise=noise).cpu())
         advance(count)
     return torch.cat(drawn)

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
+from expmflow.distributions import Density
 from expmflow.training.checkpoint import Checkpoint
 from expmflow.training.optimizer import Average, load_optimizer_state, optimizer_state
 
@@ -17,7 +17,7 @@ from expmflow.training.optimizer import Average, load_optimizer_state, optimizer
 class State:
     """Everything that a checkpoint holds."""
 
-    model: nn.Module
+    model: Density
     optimizer: torch.optim.Optimizer
     average: Average | None
     step: int = 0
@@ -48,7 +48,7 @@ class State:
         self.nonfinite_validations = checkpoint.state.get("nonfinite_validations", 0)  # not in older checkpoints
 
 
-def evaluation_model(state: State) -> nn.Module:
+def evaluation_model(state: State) -> Density:
     """A copy in evaluation mode, with the averaged weights if there are any."""
     model = copy.deepcopy(state.model).eval()
     if state.average is not None:

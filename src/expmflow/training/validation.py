@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from expmflow.distributions import NonFiniteError
-from expmflow.training.build import log_likelihood
+from expmflow.distributions import Density, NonFiniteError
 from expmflow.training.checkpoint import list_checkpoints
 from expmflow.training.job import Run
 from expmflow.training.state import State, evaluation_model
@@ -39,7 +38,7 @@ def validate(run: Run, state: State) -> None:
 
 
 @torch.no_grad()
-def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str, labels: Tensor | None = None) -> tuple[float, str]:
+def mean_nll(run: Run, model: Density, rows: Tensor, label: str, labels: Tensor | None = None) -> tuple[float, str]:
     """In batches, every process taking its share of them; the result does not depend on how many there are.
 
     NaN if it is not finite, with the layer where this process has found that.
@@ -52,7 +51,7 @@ def mean_nll(run: Run, model: nn.Module, rows: Tensor, label: str, labels: Tenso
             noise = run.noise(model, len(batch), label, k)
             context = run.context(None if labels is None else labels[k * size : (k + 1) * size])
             try:
-                total[0] -= log_likelihood(model, run.rows(batch), noise, context).double().sum()
+                total[0] -= model(run.rows(batch), context, noise=noise).double().sum()
             except NonFiniteError as error:  # the other processes still wait for this one's sum
                 total[0], problem = math.nan, error.layer
             total[1] += len(batch)

@@ -1,0 +1,185 @@
+"""What everything that is trained has in common: the protocol that training, evaluation and reports ask, and no more.
+
+A flow knows log p(x) itself. A dequantized flow, or a VAE, knows a random number whose exponential has the mean p(x):
+its own mean lies below log p(x), and the logarithm of the mean of many such exponentials comes close to it. A flow with
+a residual layer knows log p(x) up to a random error of mean zero. What differs between them for a training loop is
+which random numbers one evaluation takes, and what the result may be called; both are asked below.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_count
+from expmflow.distributions.bounds import elbo, estimate_log_weights, importance_weighted
+from expmflow.transforms.base import Transform
+
+NoiseKind = Literal["uniform", "normal"]
+Noise = Tensor | Sequence[Tensor] | None
+"""One tensor `(batch, *shape)` for each `Draw`, in their order; a lone tensor stands for a sequence of one. None lets
+the density draw the numbers itself, from torch's own generator."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random numbers that one row takes: of which kind, and in which shape."""
+
+    kind: NoiseKind
+    shape: tuple[int, ...]
+
+    def sample(self, rows: int, like: Tensor) -> Tensor:
+        """`(rows, *shape)` of the dtype and on the device of `like`, from torch's own generator."""
+        draw = torch.rand if self.kind == "uniform" else torch.randn
+        return draw((rows, *self.shape), dtype=like.dtype, device=like.device)
+
+
+class Density(nn.Module, ABC):
+    """A density that can be trained, evaluated and sampled.
+
+    Calling it gives log p(x | context), or one random sample of a lower bound on it. Rows of the batch are independent
+    of each other, in what is computed and in the noise that they take: row k of a result depends on row k of `x`, of
+    the context and of the noise alone. That is what makes results independent of batches and of processes.
+
+    A new density implements `event_shape`, `forward`, `sample` and `description`. One whose result is a bound sets
+    `is_bound`; one that takes random numbers names them in `draws`, and those of a sample in `sample_draws`; one of
+    integers gives its `levels`; one whose training weighs a part of the bound sets `takes_beta`.
+
+    Example:
+        >>> flow = ef.Flow(T.ActNorm(2), ef.distributions.StandardNormal((2,)))
+        >>> flow.event_shape, flow.exact, flow.draws, flow.sample_draws
+        ((2,), True, (), (Draw(kind='normal', shape=(2,)),))
+    """
+
+    is_bound: ClassVar[bool] = False
+    """Whether the mean over the noise lies below log p(x): an evidence lower bound. If the layers inside are exact, the
+    exponential of the result has the mean p(x), so that results are log weights of importance samples."""
+
+    takes_beta: ClassVar[bool] = False
+    """Whether `forward` takes `beta`, a scalar tensor by which training weighs the Kullback-Leibler part of a bound in
+    its first steps (`optim.kl_warmup`). Where it is not given, the bound is the whole one, with a weight of 1."""
+
+    @property
+    @abstractmethod
+    def event_shape(self) -> tuple[int, ...]:
+        """The shape of one row; where rows may have several shapes, that which is sampled without a context."""
+
+    @property
+    def levels(self) -> int | None:
+        """Of a density of integers, how many there are: rows hold 0 … levels − 1. None if rows are floats."""
+        return None
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """The random numbers that the likelihood of one row takes; none for an exact one."""
+        return ()
+
+    @property
+    def sample_draws(self) -> tuple[Draw, ...]:
+        """The random numbers that one sample is made of."""
+        return (Draw("normal", self.event_shape),)
+
+    @property
+    @final
+    def exact(self) -> bool:
+        """Whether the result is log p(x) itself: neither a bound nor a random estimate."""
+        return not self.is_bound and not self.random_layers
+
+    @property
+    @final
+    def random_layers(self) -> tuple[str, ...]:
+        """The names of layers whose log-determinant is a random estimate: the exponential of a result is biased."""
+        layers = self.named_modules()
+        return tuple(name for name, layer in layers if isinstance(layer, Transform) and not layer.exact_logdet)
+
+    @abstractmethod
+    def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
+        """log p(x | context) or a sample of its lower bound, `(batch,)` in nats, differentiable.
+
+        Args:
+            x: `(batch, *event)`.
+            context: one row for each of `x`, or one for all (a graph); None for a density that has none.
+            noise: the random numbers of `draws`.
+        """
+
+    @abstractmethod
+    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
+        """`(n, *event)`, without gradients.
+
+        Args:
+            n: how many.
+            context: one row for each sample, or one for all.
+            temperature: multiplies the standard deviation of the noise.
+            noise: the random numbers of `sample_draws`.
+        """
+
+    @abstractmethod
+    def description(self) -> str:
+        """The parts of the density, for people."""
+
+    def round_trip_error(self, x: Tensor, context: Any = None) -> Tensor | None:
+        """The largest |x − x'| of each row, x' being x taken to the noise and back; None where there is no way back."""
+        return None
+
+    @final
+    def describe(self) -> None:
+        """Print the `description`."""
+        print(self.description())
+
+    @final
+    def log_weights(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
+        """`(samples, batch)` results of independent noises, without gradients; `chunk` copies of a row at a time."""
+
+        def sample(count: int) -> Tensor:
+            rows = context.repeat_interleave(count, 0) if _per_row(context, x) else context
+            return self(x.repeat_interleave(count, 0), rows).reshape(-1, count).T
+
+        return estimate_log_weights(sample, samples, chunk=chunk)
+
+    @final
+    def elbo(self, x: Tensor, context: Any = None, *, samples: int = 1) -> Tensor:
+        """The mean of `samples` results for each row, `(batch,)`: of a bound, the evidence lower bound."""
+        return elbo(self.log_weights(x, context, samples=samples))
+
+    @final
+    def importance_weighted(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
+        """The importance-weighted bound on log p(x), `(batch,)`."""
+        self.check_weighable(samples)
+        return importance_weighted(self.log_weights(x, context, samples=samples, chunk=chunk))
+
+    @final
+    def check_weighable(self, samples: int) -> None:
+        """Raise `ValueError` unless importance samples mean something: of a bound, with exact layers."""
+        expect_count(samples, "importance samples")
+        expect(self.is_bound, "a density known by a bound for importance samples", "one whose likelihood needs none")
+        random = self.random_layers
+        expect(not random, "exact log-determinants for importance samples", f"random estimates in {', '.join(random)}")
+
+
+def given_noise(draws: Sequence[Draw], noise: Noise, rows: int, like: Tensor) -> tuple[Tensor, ...]:
+    """The noise as a tuple with a tensor for each draw, checked; drawn where none is given."""
+    if noise is None:
+        return tuple(draw.sample(rows, like) for draw in draws)
+    given = (noise,) if isinstance(noise, Tensor) else tuple(noise)
+    expect(len(given) == len(draws), f"{len(draws)} tensors of noise", len(given))
+    for draw, tensor in zip(draws, given, strict=True):
+        shape = (rows, *draw.shape)
+        expect(tuple(tensor.shape) == shape, f"noise of shape {shape}", tuple(tensor.shape))
+    return given
+
+
+def lone_noise(noise: Noise) -> Tensor | None:
+    """The noise of a density with one draw, as a tensor."""
+    if noise is None or isinstance(noise, Tensor):
+        return noise
+    expect(len(noise) == 1, "one tensor of noise", len(noise))
+    return noise[0]
+
+
+def _per_row(context: Any, x: Tensor) -> bool:
+    return isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == x.shape[0]
