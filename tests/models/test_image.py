@@ -35,6 +35,7 @@ def made(event: tuple[int, ...] = (1, 4, 4), *, move: bool = True, **options) ->
     """Small, in float64, in evaluation mode, with weights away from where they start unless told otherwise."""
     torch.manual_seed(0)
     small = {"levels": 1, "subflows": 1, "growth": 3, "depth": 1, "hidden": 5, "dequantization_subflows": 1}
+    small |= {"dequantization_growth": 2, "dequantization_depth": 1}
     model = image_flow(event, **{**small, "grey_levels": 17, **options}).double()
     if move:
         with torch.no_grad():
@@ -69,7 +70,7 @@ def log_density(flow: Flow, y: Tensor, context: Tensor | None) -> Tensor:
 
 class TestLikelihood:
     @pytest.mark.parametrize("conditional", [False, True], ids=["", "conditional"])
-    @pytest.mark.parametrize("dequantization", ["uniform", "variational"])
+    @pytest.mark.parametrize("dequantization", ["uniform", "variational", "variational-dense"])
     @pytest.mark.parametrize(("subflow", "mixing"), KINDS)
     def test_equals_density_and_determinant(self, subflow, mixing, dequantization, conditional):
         """log p(y) − log q(u | x) − d log L at y = (x + u) / L − ½, with q by its own determinant."""
@@ -81,7 +82,7 @@ class TestLikelihood:
         found = model(x, context, noise=noise).detach()
         for k in (1,):  # which is not the first, so that a mix-up of rows would show
             u, log_q = noise[k], torch.zeros(())
-            if dequantization == "variational":
+            if dequantization != "uniform":
                 u, log_q = self.noise_of(model.dequantizer, x[k].double() / 17, noise[k])
             y, row = (x[k] + u) / 17 - 0.5, None if context is None else context[k : k + 1]
             expected = log_density(model.flow, y, row) - log_q - 16 * math.log(17)
@@ -99,8 +100,9 @@ class TestLikelihood:
         [
             ((3, 4, 4), {"subflow": "coupling", "mixing": "convexp", "mixing_last": True, "base": "standard"}),
             ((1, 4, 4), {"subflow": "sylvester", "subflows": 2, "actnorm": False}),
+            ((1, 4, 4), {"subflow": "coupling", "mixing_first": False, "base": "channels", "coupling_network": "conv"}),
         ],
-        ids=["coupling", "sylvester"],
+        ids=["coupling", "sylvester", "authors"],
     )
     def test_of_two_levels_of_bytes(self, event, options):
         levels = 256
@@ -204,6 +206,15 @@ class TestShape:
         found = self.kinds(subflow="coupling", mixing="convexp", actnorm=False, mixing_last=True)
         assert found == ["Squeeze", "Conv1x1", "ConvExp", "AffineCoupling", "Conv1x1", "ConvExp", "Inverse"]
 
+    def test_the_authors_levels_after_the_first_begin_with_a_coupling(self):
+        """One mixing layer before the first coupling, and one behind each: 2 n + 1."""
+        options = {"mixing_last": True, "mixing_first": False, "actnorm": False, "base": "channels"}
+        model = image_flow((3, 8, 8), subflow="coupling", levels=2, subflows=3, growth=2, depth=1, **options)
+        mixed = [layer.channels for layer in model.flow.modules() if isinstance(layer, T.Conv1x1)]
+        assert mixed == [12] * 4 + [24] * 3
+        (scale,) = (layer for layer in model.flow.modules() if isinstance(layer, T.ActNorm))
+        assert (scale.channels, bool(scale.initialised)) == (24, True)
+
     def test_half_of_the_channels_leave_between_levels(self):
         flow = image_flow((3, 8, 8), levels=3, subflows=1, growth=2, depth=1, subflow="coupling").flow
         splits = [module for module in flow.modules() if isinstance(module, T.Split)]
@@ -230,8 +241,14 @@ class TestRefusals:
             ((8, 8), {}, r"images of shape \(C, h, w\); got \(8, 8\)"),
             ((1, 8, 8), {"subflow": "glow"}, f"subflow to be one of {', '.join(SUBFLOWS)}; got 'glow'"),
             ((1, 8, 8), {"mixing": "3x3"}, f"mixing to be one of {', '.join(MIXINGS)}; got '3x3'"),
-            ((1, 8, 8), {"base": "uniform"}, "base to be one of standard, gaussian; got 'uniform'"),
-            ((1, 8, 8), {"dequantization": "none"}, "dequantization to be one of uniform, variational; got 'none'"),
+            ((1, 8, 8), {"coupling_network": "mlp"}, "coupling_network to be one of dense, conv; got 'mlp'"),
+            ((1, 8, 8), {"start": "zero"}, "start to be one of averages, rotation; got 'zero'"),
+            ((1, 8, 8), {"base": "uniform"}, "base to be one of standard, gaussian, channels; got 'uniform'"),
+            (
+                (1, 8, 8),
+                {"dequantization": "none"},
+                "dequantization to be one of uniform, variational, variational-dense; got 'none'",
+            ),
             ((1, 8, 8), {"conditional": True}, "classes for a conditional model only; got None"),
             ((1, 8, 8), {"classes": 3}, "classes for a conditional model only; got 3"),
             ((1, 8, 8), {"conditional": True, "classes": 0}, "classes of at least 1; got 0"),

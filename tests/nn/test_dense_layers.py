@@ -6,21 +6,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from expmflow.nn import DenseNet, dense_layers
+from expmflow.nn import DenseBlock, DenseNet, dense_layers
 from expmflow.nn.context import offset
 from expmflow.nn.dense_layers import dense_network
 from transform_registry import draw, randomise
 
 
 def arguments(
-    depth: int, batch: int = 2, size: tuple[int, int] = (4, 5), growth: int = 3, channels: int = 2
+    depth: int,
+    batch: int = 2,
+    size: tuple[int, int] = (4, 5),
+    growth: int = 3,
+    channels: int = 2,
+    *,
+    width: int | None = None,
+    gated: bool = True,
 ) -> list[Tensor]:
     """x and the weights of all layers, each with a gradient."""
-    shapes = [(growth * 3, growth * (depth + 1), 1, 1), (growth * 3,), (4, growth, 1, 1), (4,)]
+    width = growth if width is None else width
+    gate = width * 3 if gated else width
+    shapes = [(gate, width + growth * depth, 1, 1), (gate,), (4, width, 1, 1), (4,)]
     for i in reversed(range(depth)):
-        width = growth * (i + 1)
-        shapes = [(width, width, 1, 1), (width,), (growth, width, 3, 3), (growth,), *shapes]
-    shapes = [(growth, channels, 1, 1), (growth,), *shapes]
+        before = width + growth * i
+        shapes = [(before, before, 1, 1), (before,), (growth, before, 3, 3), (growth,), *shapes]
+    shapes = [(width, channels, 1, 1), (width,), *shapes]
     given = [draw("x", batch, channels, *size), *(draw(f"weight {k}", *shape) / 2 for k, shape in enumerate(shapes))]
     return [t.requires_grad_() for t in given]
 
@@ -36,6 +45,39 @@ def test_whatever_the_number_of_channels(channels):
     given = arguments(2, channels=channels)
     found, expected = gradients(dense_network, given), gradients(dense_layers._formula, given)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 16])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_whatever_the_width(depth, width):
+    given = arguments(depth, width=width)
+    found, expected = gradients(dense_network, given), gradients(dense_layers._formula, given)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_gate_that_is_shut_is_no_gate(depth):
+    """b = 0 leaves h + a."""
+    given = [t.detach() for t in arguments(depth, width=4)]
+    plain = [*given[:-4], given[-4][:4], given[-3][:4], *given[-2:]]
+    shut = [*given[:-4], given[-4].clone(), given[-3].clone(), *given[-2:]]
+    for tensor in shut[-4:-2]:
+        tensor[4:8] = 0
+    torch.testing.assert_close(dense_network(*plain), dense_network(*shut), rtol=1e-12, atol=1e-12)
+
+
+def test_a_block_is_the_inside_of_a_network():
+    """With an identity around it, and without the residual connection."""
+    torch.manual_seed(0)
+    net = DenseNet(4, 4, growth=3, depth=2, width=4).double()
+    block = DenseBlock(4, 4, growth=3, depth=2).double()
+    with torch.no_grad():
+        for convolution in (net.first, net.last):
+            convolution.weight.copy_(torch.eye(4)[..., None, None])
+            convolution.bias.zero_()
+    block.load_state_dict({k: v for k, v in net.state_dict().items() if k.startswith(("layers", "gate"))})
+    x = draw("x", 2, 4, 5, 3)
+    torch.testing.assert_close(x + block(x), net(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

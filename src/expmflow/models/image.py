@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from torch import Tensor
-
 from expmflow import transforms as T
 from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.distributions import (
     DequantizedFlow,
+    Dequantizer,
     DiagonalGaussian,
     Flow,
     StandardNormal,
     UniformDequantization,
 )
-from expmflow.models.dequantizers import variational_dequantization
+from expmflow.models.dequantizers import dense_dequantization, learned_scale, variational_dequantization
 from expmflow.models.mixing import MIXINGS, Mixing, Shape, haar
-from expmflow.models.subflows import SUBFLOWS, Networks, SubflowName
+from expmflow.models.subflows import SUBFLOWS, CouplingNetwork, Networks, SubflowName
 
-BaseKind = Literal["standard", "gaussian"]
-Dequantization = Literal["uniform", "variational"]
-BASES = {"standard": StandardNormal, "gaussian": DiagonalGaussian}
+BaseKind = Literal["standard", "gaussian", "channels"]
+Dequantization = Literal["uniform", "variational", "variational-dense"]
+Start = Literal["averages", "rotation"]
+BASES: dict[str, type[StandardNormal | DiagonalGaussian]] = {
+    "standard": StandardNormal,
+    "gaussian": DiagonalGaussian,
+    "channels": StandardNormal,
+}
 
 
 def image_flow(
@@ -33,12 +37,19 @@ def image_flow(
     subflows: int = 4,
     growth: int = 32,
     depth: int = 2,
+    width: int | None = None,
+    gated: bool = True,
     hidden: int = 96,
+    coupling_network: CouplingNetwork = "dense",
     actnorm: bool = True,
+    start: Start = "averages",
+    mixing_first: bool = True,
     mixing_last: bool = False,
     base: BaseKind = "gaussian",
     dequantization: Dequantization = "uniform",
     dequantization_subflows: int = 4,
+    dequantization_growth: int = 32,
+    dequantization_depth: int = 4,
     conditional: bool = False,
     grey_levels: int = 256,
     classes: int | None = None,
@@ -52,13 +63,20 @@ def image_flow(
         mixing: a name in `MIXINGS`, the linear layer of couplings: `"1x1"`, `"convexp"` (a 1×1 and a convolution
             exponential), `"convexp-skew"`, whose exponential is orthogonal; ….
         levels, subflows: how many, and how many in each.
-        growth, depth: of the DenseNets.
-        hidden: channels inside Sylvester layers and residual blocks.
+        growth, depth, width, gated: of the DenseNets.
+        hidden: channels inside Sylvester layers, residual blocks and couplings with `coupling_network="conv"`.
+        coupling_network: of coupling subflows: `"dense"`, a DenseNet, or `"conv"`, three convolutions.
         actnorm: an ActNorm before each subflow.
+        start: the first mixing layer of each level begins with averages and differences of the squeezed points, or with
+            a random rotation.
+        mixing_first: False leaves out the first mixing layer of all levels but the first.
         mixing_last: one more mixing layer behind the last coupling of each level.
-        base: standard normal, or with learned means and standard deviations.
-        dequantization: uniform noise between the grey levels, or noise from a conditional flow of its own.
+        base: `"standard"` normal; `"gaussian"`, with a learned mean and standard deviation for each entry; or
+            `"channels"`, for each channel of the last level.
+        dequantization: `"uniform"` noise between the grey levels; `"variational"`, noise from a small conditional flow;
+            `"variational-dense"`, from one with the model's own mixing that sees the image by two DenseNets.
         dequantization_subflows: of that flow.
+        dequantization_growth, dequantization_depth: of those two DenseNets.
         conditional: whether there are classes: the context is then one-hot, `(batch, classes)`.
         grey_levels: the integers go from 0 to `grey_levels` − 1.
         classes: how many.
@@ -69,49 +87,59 @@ def image_flow(
         torch.Size([5])
     """
     expect(len(event_shape) == 3, "images of shape (C, h, w)", event_shape)
-    for name, value in (
-        ("levels", levels),
-        ("subflows", subflows),
-        ("dequantization_subflows", dequantization_subflows),
-    ):
+    counts = {"levels": levels, "subflows": subflows, "dequantization_subflows": dequantization_subflows}
+    for name, value in counts.items():
         expect_count(value, name)
     for name, kind, known in (
         ("subflow", subflow, SUBFLOWS),
         ("mixing", mixing, MIXINGS),
+        ("coupling_network", coupling_network, get_args(CouplingNetwork)),
+        ("start", start, get_args(Start)),
         ("base", base, BASES),
         ("dequantization", dequantization, get_args(Dequantization)),
     ):
         expect_one_of(kind, known, name)
-    channels, height, width = event_shape
+    channels, rows, columns = event_shape
     factor = 2**levels
-    fits = height % factor == 0 and width % factor == 0
-    expect(fits, f"images whose height and width {factor} divides, for {levels} levels", f"{height} × {width}")
+    fits = rows % factor == 0 and columns % factor == 0
+    expect(fits, f"images whose height and width {factor} divides, for {levels} levels", f"{rows} × {columns}")
     expect(conditional == (classes is not None), "classes for a conditional model only", classes)
     if classes is not None:
         expect_count(classes, "classes")
-    block, networks = SUBFLOWS[subflow], Networks(growth, depth, hidden, classes or 0)
+    block = SUBFLOWS[subflow]
+    networks = Networks(growth, depth, hidden, width, gated, coupling_network, classes or 0)
 
-    def mix(shape: Shape, start: Tensor | None = None) -> list[T.Transform]:
-        return MIXINGS[mixing](shape, start) if block.mixed else []
+    def mix(shape: Shape, level: int, k: int) -> list[T.Transform]:
+        if not block.mixed or (k == 0 and level > 1 and not mixing_first):
+            return []
+        averages = k == 0 and start == "averages"
+        return MIXINGS[mixing](shape, haar(shape[0], colours=level == 1) if averages else None)
 
-    def level(channels: int, height: int, width: int, number: int) -> T.Chain:
-        shape = channels, height, width = 4 * channels, height // 2, width // 2
+    def level(channels: int, rows: int, columns: int, number: int) -> T.Chain:
+        shape = channels, rows, columns = 4 * channels, rows // 2, columns // 2
         layers: list[T.Transform] = [T.Squeeze()]
         for k in range(subflows):
             layers += [T.ActNorm(channels)] if actnorm else []
-            layers += mix(shape, haar(channels, colours=number == 1) if k == 0 else None)
+            layers += mix(shape, number, k)
             layers += [block.layer(channels, networks)]
             layers += [T.Flip()] if block.ordered and k + 1 < subflows else []
-        layers += mix(shape) if mixing_last else []
+        layers += mix(shape, number, subflows) if mixing_last else []
         if number < levels:
-            rest = level(channels // 2, height, width, number + 1)
-            layers.append(T.Split(rest, networks.coupling(channels)))
+            rest = level(channels // 2, rows, columns, number + 1)
+            layers += [T.Split(rest, networks.dense_coupling(channels))]
+        elif base == "channels":
+            layers += [learned_scale(channels)]
         return T.Chain([*layers, T.Inverse(T.Squeeze())])
 
-    flow = Flow(level(channels, height, width, 1), BASES[base](event_shape))
-    dequantizer = (
-        UniformDequantization()
-        if dequantization == "uniform"
-        else variational_dequantization(channels, subflows=dequantization_subflows, growth=growth, depth=depth)
-    )
-    return DequantizedFlow(flow, dequantizer, levels=grey_levels)
+    def dequantizer() -> Dequantizer:
+        if dequantization == "uniform":
+            return UniformDequantization()
+        if dequantization == "variational":
+            return variational_dequantization(channels, networks, subflows=dequantization_subflows)
+        looks = {"growth": dequantization_growth, "depth": dequantization_depth}
+        return dense_dequantization(
+            (channels, rows, columns), networks, mixing, subflows=dequantization_subflows, **looks
+        )
+
+    flow = Flow(level(channels, rows, columns, 1), BASES[base](event_shape))
+    return DequantizedFlow(flow, dequantizer(), levels=grey_levels)

@@ -12,32 +12,54 @@ from typing import TYPE_CHECKING, Literal
 from torch import nn
 
 from expmflow import transforms as T
-from expmflow.nn import DenseNet
+from expmflow.nn import ConvNet, DenseNet
+
+CouplingNetwork = Literal["dense", "conv"]
 
 
 @dataclass(frozen=True)
 class Networks:
-    """The sizes of the networks inside a model's layers.
+    """The networks inside a model's layers.
 
     Args:
-        growth, depth: of DenseNets.
-        hidden: channels inside Sylvester layers and residual blocks.
+        growth, depth, width, gated: of DenseNets.
+        hidden: channels inside Sylvester layers, residual blocks and networks of three convolutions.
+        coupling_network: of coupling subflows: a DenseNet, or three convolutions.
         context: channels of the context that every network is given; 0 for none.
     """
 
     growth: int
     depth: int
     hidden: int
+    width: int | None = None
+    gated: bool = True
+    coupling_network: CouplingNetwork = "dense"
     context: int = 0
 
-    def dense(self, in_channels: int, out_channels: int) -> nn.Module:
-        """The DenseNet of a coupling."""
-        return DenseNet(in_channels, out_channels, growth=self.growth, depth=self.depth, context_channels=self.context)
-
-    def coupling(self, channels: int) -> T.AffineCoupling:
+    def dense_coupling(self, channels: int) -> T.AffineCoupling:
         """An affine coupling with a DenseNet."""
-        passive = channels // 2
-        return T.AffineCoupling(self.dense(passive, 2 * (channels - passive)), channels)
+
+        def network(in_channels: int, out_channels: int) -> nn.Module:
+            return DenseNet(
+                in_channels,
+                out_channels,
+                growth=self.growth,
+                depth=self.depth,
+                width=self.width,
+                gated=self.gated,
+                context_channels=self.context,
+            )
+
+        return _affine(channels, network)
+
+    def conv_coupling(self, channels: int) -> T.AffineCoupling:
+        """An affine coupling with three convolutions."""
+        return _affine(channels, lambda *sizes: ConvNet(*sizes, hidden=self.hidden, context_channels=self.context))
+
+
+def _affine(channels: int, network: Callable[[int, int], nn.Module]) -> T.AffineCoupling:
+    passive = channels // 2
+    return T.AffineCoupling(network(passive, 2 * (channels - passive)), channels)
 
 
 @dataclass(frozen=True)
@@ -64,7 +86,8 @@ def _sylvester_no_basis(channels: int, networks: Networks) -> T.Transform:
 
 
 def _coupling(channels: int, networks: Networks) -> T.Transform:
-    return networks.coupling(channels)
+    dense = networks.coupling_network == "dense"
+    return networks.dense_coupling(channels) if dense else networks.conv_coupling(channels)
 
 
 SUBFLOWS: dict[str, Subflow] = {

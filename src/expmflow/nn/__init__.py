@@ -2,7 +2,8 @@
 
 from expmflow.nn.autoregressive import MADE, ConvInner, DenseInner
 from expmflow.nn.constraints import PowerConstraint, SpectralConstraint
-from expmflow.nn.densenet import DenseNet
+from expmflow.nn.convnet import ConvNet
+from expmflow.nn.densenet import DenseBlock, DenseNet
 from expmflow.nn.graph import GraphNetwork
 from expmflow.nn.graph_autoregressive import GraphInner
 from expmflow.nn.masked import MaskedConv, MaskedLinear
@@ -12,6 +13,8 @@ __all__ = [
     "MADE",
     "MLP",
     "ConvInner",
+    "ConvNet",
+    "DenseBlock",
     "DenseInner",
     "DenseNet",
     "GraphInner",

@@ -23,9 +23,10 @@ def dense_network(x: Tensor, *weights: Tensor) -> Tensor:
     Args:
         x: `(batch, channels, h, w)`.
         weights: of the first 1×1; of each layer the 1×1 and the 3×3; of the gate (a, b, c) and of the last 1×1; of each
-            its weight and its bias.
+            its weight and its bias. A gate of a alone leaves b·σ(c) out.
     """
-    if x.device.type != "cpu" or must_record(x, *weights):
+    gated = len(weights[-4]) > len(weights[0])
+    if x.device.type != "cpu" or not gated or must_record(x, *weights):
         return _formula(x, *weights)
     return _DenseNetwork.apply(x, *weights)
 
@@ -37,8 +38,16 @@ def _formula(x: Tensor, *weights: Tensor) -> Tensor:
     for mix, mix_bias, conv, conv_bias in layers:
         inside = F.relu(F.conv2d(dense, mix, mix_bias))
         dense = torch.cat([dense, F.relu(F.conv2d(inside, conv, conv_bias, padding=1))], dim=1)
-    a, b, c = F.conv2d(dense, gate, gate_bias).chunk(3, dim=1)
-    return F.conv2d(h + a + b * torch.sigmoid(c), last, last_bias)
+    inside = h + gated_sum(F.conv2d(dense, gate, gate_bias), h.shape[1])
+    return F.conv2d(inside, last, last_bias)
+
+
+def gated_sum(x: Tensor, channels: int) -> Tensor:
+    """a + b·σ(c) of the three thirds of x along axis 1, or x itself where it has `channels` already."""
+    if x.shape[1] == channels:
+        return x
+    a, b, c = x.chunk(3, dim=1)
+    return a + b * torch.sigmoid(c)
 
 
 def _parts(weights: tuple[Tensor, ...]) -> tuple[Any, list[Any], Any, Any]:
@@ -57,7 +66,7 @@ class _DenseNetwork(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
         first, layers, gate, last, last_bias = _joined(weights)
-        growth, stem, body = len(first), _stem(first), _with_residual(gate)
+        width, growth, stem, body = len(first), _growth(layers), _stem(first), _with_residual(gate)
         head, insides, folded = _head(gate, body, last, last_bias), [], []
         dense = _beside(x, stem.shape[1], growth * len(layers))
         for known, (mix, conv, conv_bias) in enumerate(layers):
@@ -68,7 +77,7 @@ class _DenseNetwork(torch.autograd.Function):
             torch.clamp_min(_matrix(added), 0, out=dense[:, new])
         folded.append(_folded(head, stem))
         gated = dense @ folded[-1].T
-        b, c, linear = gated.split([growth, growth, len(last)], dim=1)
+        b, c, linear = gated.split([width, width, len(last)], dim=1)
         product = b.mul_(c.sigmoid_())
         ctx.save_for_backward(x, *weights, dense, gated, *insides)
         ctx.small = stem, body, head, layers, last, folded  # of the size of weights
@@ -81,10 +90,10 @@ class _DenseNetwork(torch.autograd.Function):
         if torch.is_grad_enabled() or transformed(grad):
             return recorded_vjp(_formula, (x, *weights), ctx.needs_input_grad, grad)
         stem, body, head, layers, last, folded = ctx.small
-        growth, back = len(body), _matrix(grad)
-        product, sigmoid, _ = gated.split([growth, growth, len(last)], dim=1)
+        width, growth, back = len(body), _growth(layers), _matrix(grad)
+        product, sigmoid, _ = gated.split([width, width, len(last)], dim=1)
         to_gated = torch.empty_like(gated)
-        to_b, to_c, to_linear = to_gated.split([growth, growth, len(last)], dim=1)
+        to_b, to_c, to_linear = to_gated.split([width, width, len(last)], dim=1)
         to_linear.copy_(back)
         to_product = back @ last
         torch.mul(to_product, sigmoid, out=to_b)
@@ -92,7 +101,7 @@ class _DenseNetwork(torch.autograd.Function):
         torch.addcmul(to_product, to_product, sigmoid, value=-1, out=to_c)  # b σ' = b σ (1 − σ)
         to_stem = torch.zeros_like(stem)
         to_head = _unfolded(to_gated.T @ dense, head, stem, to_stem)
-        to_rest, to_last_of_a = to_head.split([2 * growth, len(last)])
+        to_rest, to_last_of_a = to_head.split([2 * width, len(last)])
         to_last = torch.addmm(to_last_of_a @ body.T, back.T, product)
         found = [to_last_of_a[:, 0], to_last, *_apart(torch.cat([last.T @ to_last_of_a, to_rest]))]  # the last first
         to_dense = to_gated @ folded[-1]
@@ -130,6 +139,11 @@ def _joined(weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Any], Tensor, Ten
     return _together(*first), rest, _together(*gate), last.flatten(1), last_bias
 
 
+def _growth(layers: list[Any]) -> int:
+    """The channels that each layer adds."""
+    return len(layers[0][1]) if layers else 0
+
+
 def _together(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([bias.unsqueeze(1), weight.flatten(1)], dim=1)
 
@@ -141,8 +155,8 @@ def _apart(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def _stem(first: Tensor) -> Tensor:
     """(1, h) of (1, x, zeros)."""
-    growth, columns = first.shape
-    stem = first.new_zeros(growth + 1, -(-columns // COLUMNS) * COLUMNS)
+    width, columns = first.shape
+    stem = first.new_zeros(width + 1, -(-columns // COLUMNS) * COLUMNS)
     stem[0, 0] = 1
     stem[1:, :columns] = first
     return stem
@@ -160,8 +174,7 @@ def _beside(x: Tensor, width: int, more: int) -> Tensor:
 
 def _with_residual(gate: Tensor) -> Tensor:
     """What gives h + a of (1, h, …)."""
-    growth = len(gate) // 3
-    body = gate[:growth].clone()
+    body = gate[: len(gate) // 3].clone()
     body[:, 1:].diagonal().add_(1)
     return body
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect_count
 from expmflow.nn.context import check_context
-from expmflow.nn.dense_layers import dense_network
+from expmflow.nn.dense_layers import dense_network, gated_sum
 
 
 class DenseNet(nn.Module):
     """A DenseNet around which a residual connection goes, with an output that starts at zero.
 
-    A 1×1 convolution to `growth` channels; then, in residual, `depth` layers (1×1 at full width, ReLU, 3×3 to `growth`
+    A 1×1 convolution to `width` channels; then, in residual, `depth` layers (1×1 at full width, ReLU, 3×3 to `growth`
     channels, ReLU) whose outputs are concatenated, closed by a gated 1×1; then a 1×1 convolution that starts at zero,
     so that the coupling around it starts as the identity.
 
@@ -23,22 +23,38 @@ class DenseNet(nn.Module):
         in_channels, out_channels: of `(batch, channels, h, w)`.
         growth: channels that each layer adds.
         depth: the number of layers.
+        width: channels between the first and the last convolution; `growth` if None.
+        gated: False closes with a plain 1×1.
         context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, growth: int = 32, depth: int = 2, context_channels: int = 0
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        growth: int = 32,
+        depth: int = 2,
+        width: int | None = None,
+        gated: bool = True,
+        context_channels: int = 0,
     ) -> None:
         super().__init__()
-        for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("growth", growth)):
+        width = growth if width is None else width
+        for name, value in (
+            ("in_channels", in_channels),
+            ("out_channels", out_channels),
+            ("growth", growth),
+            ("width", width),
+        ):
             expect_count(value, name)
         expect_count(depth, "depth", at_least=0)
         self.context_channels = context_channels
-        self.first = nn.Conv2d(in_channels, growth, 1)
-        self.context = nn.Linear(context_channels, growth) if context_channels else None
-        self.layers = nn.ModuleList(_DenseLayer(growth * (i + 1), growth) for i in range(depth))
-        self.gate = nn.Conv2d(growth * (depth + 1), 3 * growth, 1)
-        self.last = nn.Conv2d(growth, out_channels, 1)
+        self.first = nn.Conv2d(in_channels, width, 1)
+        self.context = nn.Linear(context_channels, width) if context_channels else None
+        self.layers = nn.ModuleList(_DenseLayer(width + growth * i, growth) for i in range(depth))
+        self.gate = nn.Conv2d(width + growth * depth, (3 if gated else 1) * width, 1)
+        self.last = nn.Conv2d(width, out_channels, 1)
         nn.init.zeros_(self.last.weight)
         if self.last.bias is not None:
             nn.init.zeros_(self.last.bias)
@@ -61,6 +77,30 @@ class _DenseLayer(nn.Sequential):
         super().__init__(
             nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, growth, 3, padding=1), nn.ReLU()
         )
+
+
+class DenseBlock(nn.Module):
+    """Layers as in `DenseNet`, right on the input, closed by a gated 1×1: what the paper's dequantizer sees images by.
+
+    Args:
+        in_channels, out_channels: of `(batch, channels, h, w)`.
+        growth: channels that each layer adds.
+        depth: the number of layers.
+        gated: False closes with a plain 1×1.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, growth: int = 32, depth: int = 4, gated: bool = True
+    ) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+        self.layers = nn.ModuleList(_DenseLayer(in_channels + growth * i, growth) for i in range(depth))
+        self.gate = nn.Conv2d(in_channels + growth * depth, (3 if gated else 1) * out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], dim=1)
+        return gated_sum(self.gate(x), self.out_channels)
 
 
 def _with_context(x: Tensor, context: Tensor, first: nn.Conv2d, linear: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from expmflow.models.graph import GraphNetworks
-from expmflow.models.image import BaseKind, Dequantization
+from expmflow.models.image import BaseKind, Dequantization, Start
 from expmflow.models.mixing import Mixing
-from expmflow.models.subflows import SubflowName
+from expmflow.models.subflows import CouplingNetwork, SubflowName
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -77,12 +77,19 @@ class ImageModelConfig(_Section):
     subflows: Positive = Field(4, description="in each level")
     growth: Positive = Field(32, description="channels that each layer of a coupling's DenseNet adds")
     depth: Positive = Field(2, description="layers of a coupling's DenseNet")
+    width: Positive | None = Field(None, description="channels of a coupling's DenseNet; growth if not given")
+    gated: bool = Field(True, description="whether DenseNets end with a gate")
     hidden: Positive = Field(96, description="channels inside a Sylvester layer or a residual block")
+    coupling_network: CouplingNetwork = Field("dense", description="a DenseNet, or three convolutions (conv)")
     actnorm: bool = Field(True, description="an ActNorm before each subflow")
+    start: Start = Field("averages", description="of the first mixing layer of each level; or a random rotation")
+    mixing_first: bool = Field(True, description="later levels begin with a mixing layer too")
     mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
-    base: BaseKind = Field("gaussian", description="fixed or learned means and deviations")
+    base: BaseKind = Field("gaussian", description="fixed or learned means and deviations, of entries or channels")
     dequantization: Dequantization = Field("uniform", description="the noise that fills the gaps between grey levels")
     dequantization_subflows: Positive = Field(4, description="of variational dequantization")
+    dequantization_growth: Positive = Field(32, description="of the DenseNets of variational-dense dequantization")
+    dequantization_depth: Positive = Field(4, description="of the same")
     conditional: bool = Field(False, description="learn a density for each class of the data")
     grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
     classes: int | None = Field(None, ge=1, description="filled in from the data, if conditional")
