@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,8 @@ class TestResolve:
         rows = torch.zeros(3, *{"dense": (2,), "graph": (4, 2)}[kind])
         with pytest.raises(ConfigError, match=r"Expected data\.flip=false for data that are no images; got true\."):
             resolve(config(kind, data={"flip": True}), Dataset(rows, rows, rows))
+        with pytest.raises(ConfigError, match=r"Expected data\.shift=0 for data that are no images; got 2\."):
+            resolve(config(kind, data={"shift": 2}), Dataset(rows, rows, rows))
 
 
 class TestConfig:
@@ -278,3 +281,13 @@ def test_weights_follow_from_the_seed():
         other = build_model(config(kind, train={"seed": 1}), shape).state_dict()
         assert any(not torch.equal(value, other[key]) for key, value in first.items())
         assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("limit", [None, 3, 1000])
+def test_validation_is_on_so_many_rows(tmp_path, limit):
+    """As if there were no others."""
+    data, few = pictures(), {"steps": 1, "batch_size": 2}
+    train(config("image", train={**few, "validation_rows": limit}), tmp_path / "limited", data=data)
+    train(config("image", train=few), tmp_path / "cut", data=replace(data, validation=data.validation[:limit]))
+    limited, cut = (RunFolder(tmp_path / name).read_metrics()[-1] for name in ("limited", "cut"))
+    assert limited["validation_nll"] == cut["validation_nll"]

@@ -9,7 +9,8 @@ from expmflow.distributions import Draw
 from expmflow.runs.evaluation import Typicality
 from expmflow.training.config import OptimConfig
 from expmflow.training.distributed import Processes
-from expmflow.training.optimizer import Average, learning_rate
+from expmflow.training.job import shifted
+from expmflow.training.optimizer import Average, build_optimizer, learning_rate
 from expmflow.training.randomness import Randomness
 
 
@@ -60,6 +61,29 @@ def test_learning_rate() -> None:
     config = OptimConfig(lr=1.0, warmup=4, decay=0.5)
     rates = [learning_rate(config, step, steps_per_epoch=6) for step in (0, 1, 3, 5, 6, 12)]
     assert rates == [0.25, 0.5, 1.0, 1.0, 0.5, 0.25]
+    squared = OptimConfig(lr=1.0, warmup=4, warmup_power=2)
+    assert [learning_rate(squared, step, steps_per_epoch=6) for step in (0, 1, 3, 9)] == [1 / 16, 1 / 4, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamax"])
+def test_eps_is_what_the_config_says(optimizer) -> None:
+    """A gradient far below eps moves a weight by far less than the learning rate."""
+    for eps, moved in ((1e-8, 0.1), (1.0, 1e-5)):
+        net = torch.nn.Linear(1, 1, bias=False)
+        before = net.weight.detach().clone()
+        net.weight.grad = torch.full_like(net.weight, 1e-4)
+        build_optimizer(net, OptimConfig(optimizer=optimizer, lr=0.1, eps=eps)).step()
+        torch.testing.assert_close(before - net.weight.detach(), torch.full_like(before, moved), rtol=1e-2, atol=0)
+
+
+def test_images_are_shifted_by_whole_pixels() -> None:
+    """By all shifts up to the largest; the edges are copies."""
+    images = torch.arange(2 * 5 * 6, dtype=torch.uint8).reshape(1, 2, 5, 6).expand(9, -1, -1, -1)
+    moves = torch.cartesian_prod(*2 * [torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)])
+    found = shifted(images, moves, 1)
+    padded = torch.nn.functional.pad(images[:1].double(), (1, 1, 1, 1), mode="replicate").to(torch.uint8)
+    expected = [padded[:, :, 1 - dy : 6 - dy, 1 - dx : 7 - dx] for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
+    assert torch.equal(found, torch.cat(expected))
     every = OptimConfig(lr=1.0, decay=0.1, decay_every=10)
     assert learning_rate(every, 25, steps_per_epoch=6) == pytest.approx(0.01)
 

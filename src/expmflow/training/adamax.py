@@ -16,8 +16,10 @@ class FlatAdamax(torch.optim.Adamax):
     gradient, or have had none before, and where devices or dtypes differ, it is the usual step.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float]) -> None:
-        super().__init__(parameters, lr=lr, betas=betas, foreach=True)
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float = 1e-8
+    ) -> None:
+        super().__init__(parameters, lr=lr, betas=betas, eps=eps, foreach=True)
         (group,) = self.param_groups
         self._parameters: list[Tensor] = group["params"]
         first = self._parameters[0]

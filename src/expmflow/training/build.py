@@ -85,6 +85,8 @@ def resolve(config: Config, data: Dataset) -> Config:
     if config.model.kind != "image":
         if config.data.flip:
             raise ConfigError("Expected data.flip=false for data that are no images; got true.")
+        if config.data.shift:
+            raise ConfigError(f"Expected data.shift=0 for data that are no images; got {config.data.shift}.")
         return config
     levels = config.model.grey_levels if data.levels is None else data.levels
     known = {"grey_levels": levels, "classes": data.classes if config.model.conditional else None}

@@ -55,6 +55,7 @@ class DataConfig(_Section):
     crop: bool = Field(True, description="cut the middle out before resizing, instead of squashing (images)")
     channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
     flip: bool = Field(False, description="turn half of the training images left to right (images)")
+    shift: int = Field(0, ge=0, description="move training images by up to so many pixels each way (images)")
 
 
 class DenseModelConfig(_Section):
@@ -123,7 +124,9 @@ class OptimConfig(_Section):
     optimizer: Literal["adam", "adamax"] = Field("adam", description="which one")
     lr: float = Field(1e-3, gt=0, description="the learning rate")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="of the optimizer's two averages")
-    warmup: int = Field(0, ge=0, description="steps of linear warm-up")
+    eps: float = Field(1e-8, gt=0, description="what the optimizer adds to its denominators")
+    warmup: int = Field(0, ge=0, description="steps of warm-up")
+    warmup_power: Positive = Field(1, description="of the warm-up: 1 is linear")
     kl_warmup: int = Field(0, ge=0, description="steps in which the KL part of a bound grows to its full weight (VAEs)")
     decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate per epoch, or per decay_every steps")
     decay_every: Positive | None = Field(None, description="steps; an epoch if not given")
@@ -139,6 +142,7 @@ class TrainConfig(_Section):
     seed: int = Field(0, ge=0, description="every random number follows from it")
     log_every: Positive = Field(50, description="steps between records of the training loss")
     validate_every: Positive = Field(500, description="steps between validations, of which the best weights are kept")
+    validation_rows: Positive | None = Field(None, description="how many of the validation rows; all if not given")
     checkpoint_every: Positive = Field(500, description="steps between checkpoints")
     sample_every: Positive | None = Field(None, description="steps between pictures of samples; none if not given")
     patience: Positive | None = Field(None, description="validations without improvement before stopping early")

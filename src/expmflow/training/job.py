@@ -66,6 +66,9 @@ class Run:
         if self.config.data.flip:
             turned = self.among.slice(self.randomness.noise("uniform", (size,), "flip", step)) < 0.5
             x = torch.where(turned[:, None, None, None], x.flip(3), x)
+        if self.config.data.shift:
+            drawn = self.among.slice(self.randomness.noise("uniform", (size, 2), "shift", step))
+            x = shifted(x, drawn, self.config.data.shift)
         if self.data.labels is not None:
             labels = self.data.labels[0][chosen]
         return self.rows(x), self.context(labels)
@@ -79,3 +82,16 @@ class Run:
         """The random numbers that a global batch takes."""
         drawn = self.randomness.draws(model.draws, rows, label, counter)
         return tuple(part.to(self.device, self.dtype) for part in drawn)
+
+
+def shifted(images: Tensor, uniform: Tensor, most: int) -> Tensor:
+    """Images moved by −`most` to `most` pixels along both axes, as `(batch, 2)` numbers in [0, 1) say.
+
+    What comes in at the edges are copies of them.
+    """
+    _, _, height, width = images.shape
+    moved = (uniform * (2 * most + 1)).long() - most
+    rows = (torch.arange(height) - moved[:, :1]).clamp(0, height - 1)
+    columns = (torch.arange(width) - moved[:, 1:]).clamp(0, width - 1)
+    batch = torch.arange(len(images))[:, None, None]
+    return images.movedim(1, -1)[batch, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

@@ -12,13 +12,13 @@ from expmflow.training.config import OptimConfig
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """Adam or Adamax over all parameters, in as few operations as there are for it."""
     if config.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=config.lr, betas=config.betas, fused=True)
-    return FlatAdamax(model.parameters(), lr=config.lr, betas=config.betas)
+        return torch.optim.Adam(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return FlatAdamax(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps)
 
 
 def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of a step: linear warm-up, then decay per epoch or per so many steps. A pure function."""
-    warm = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+    """The learning rate of a step: warm-up, then decay per epoch or per so many steps. A pure function."""
+    warm = min(1.0, (step + 1) / config.warmup) ** config.warmup_power if config.warmup else 1.0
     every = config.decay_every or steps_per_epoch
     return config.lr * warm * config.decay ** (step // every)
 

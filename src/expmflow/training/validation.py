@@ -20,7 +20,7 @@ class TrainingError(RuntimeError):
 def validate(run: Run, state: State) -> None:
     """The mean negative log-likelihood of the validation rows under the averaged weights; the best are written out."""
     part = 1 if len(run.data.validation) else 0
-    rows = (run.data.train, run.data.validation)[part]
+    rows = (run.data.train, run.data.validation)[part][: run.config.train.validation_rows]
     labels = None if run.data.labels is None else run.data.labels[part]
     value, problem = mean_nll(run, evaluation_model(state), rows, "validation", labels)
     if not math.isfinite(value):
