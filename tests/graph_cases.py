@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import expmflow as ef
+from heat_cases import star
 from operator_registry import Cases, draw, parameter
 
 CASES = Cases()
@@ -177,3 +178,22 @@ def _(dtype: torch.dtype):
 def _(dtype: torch.dtype):
     one = torch.ones(1, 1, dtype=dtype)
     return ef.GraphConvOperator(-one, one, weights("graph-laplacian", 5, 5, dtype=dtype)), (5, 1)
+
+
+@CASES.add("graph-hub")
+def _(dtype: torch.dtype):
+    return ef.GraphConvOperator.from_edge_index(*thetas("graph-hub", 1, dtype), star(70), 70), (70, 1)
+
+
+@CASES.add("graph-hub-weighted")
+def _(dtype: torch.dtype):
+    # directed, so that the adjoint adds other rows
+    edges = star(40)[:, :60]
+    weight = draw("graph-hub-weighted", 60, dtype=dtype).abs().requires_grad_()
+    return ef.GraphConvOperator.from_edge_index(*thetas("graph-hub-weighted", 1, dtype), edges, 40, weight), (40, 1)
+
+
+@CASES.add("graph-hub-diffusion")
+def _(dtype: torch.dtype):
+    theta0, theta1 = -torch.ones(1, 1, dtype=dtype), torch.ones(1, 1, dtype=dtype, requires_grad=True)
+    return ef.GraphConvOperator.from_edge_index(theta0.requires_grad_(), theta1, star(50), 50), (50, 1)

@@ -17,6 +17,7 @@ NAMES = [
     "adjoint-conv-reflect",
     "graph-dense",
     "graph-edges",
+    "graph-hub",
     "function-parameters",
     "sum-conv-and-function",
 ]

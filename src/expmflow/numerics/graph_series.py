@@ -154,10 +154,10 @@ def _sum(op: GraphConvOperator, x: Tensor, weights: Tensor) -> Tensor:
     z = p.reshape(shape) @ weights[0]
     for k, weight in enumerate(weights[1:]):
         if k == 0:
-            p = torch.zeros_like(p).addmm_(matrix, p, alpha=1 / op.radius)
+            p = matrix.add_to(torch.zeros_like(p), p, alpha=1 / op.radius)
         else:  # into the memory of the term before
             given_up = before.clone() if k == 1 else before
-            before, p = p, given_up.addmm_(matrix, p, alpha=2 / op.radius, beta=-1.0)
+            before, p = p, matrix.add_to(given_up, p, alpha=2 / op.radius, beta=-1.0)
         if weights.ndim == 3:
             z.addmm_(p.reshape(shape), weight)
         else:  # another θ for each row of the batch

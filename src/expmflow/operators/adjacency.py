@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
+from expmflow.operators.blocks import BlockedMatrix
 from expmflow.operators.sparse import Pattern, SparseProduct
 
 
@@ -103,13 +104,13 @@ class SparseAdjacency(Adjacency):
     def matmul(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():  # compressed rows cannot be traced: gather, weigh and add
             weighed = self.values.unsqueeze(-1) * x[:, self.pattern.cols]
-            return torch.zeros_like(x).index_add(1, self.pattern.rows, weighed)
+            return self.pattern.add_rows(weighed)
         return _from_columns(SparseProduct.apply(self.pattern, self.values, _as_columns(x)), x)
 
     def matmul_adjoint(self, y: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            weighed = self.values.unsqueeze(-1) * y[:, self.pattern.rows]
-            return torch.zeros_like(y).index_add(1, self.pattern.cols, weighed)
+            weighed = self.values.unsqueeze(-1) * y[:, self.pattern.rows]  # without sorting, so in wider sums
+            return torch.zeros_like(y, dtype=torch.float64).index_add(1, self.pattern.cols, weighed.double()).to(y)
         return self.transposed().matmul(y)
 
     def add_product(self, out: Tensor, x: Tensor) -> Tensor:
@@ -117,12 +118,12 @@ class SparseAdjacency(Adjacency):
         columns = out.transpose(0, 1)
         if not columns.is_contiguous():
             return out + self.matmul(x)
-        columns.flatten(1).addmm_(self.matrix, _as_columns(x))
+        self.matrix.add_to(columns.flatten(1), _as_columns(x))
         return out
 
     @cached_property
-    def matrix(self) -> Tensor:
-        """Â in torch's compressed rows, without gradient."""
+    def matrix(self) -> BlockedMatrix:
+        """Â by rows, without gradient."""
         return self.pattern.matrix(self.values.detach())
 
     def values_vjp(self, x: Tensor, y: Tensor) -> Tensor:
@@ -189,7 +190,7 @@ def from_edges(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, l
 
 def degrees(pattern: Pattern, values: Tensor) -> Tensor:
     """The sums of the rows, in float64."""
-    return values.new_zeros(pattern.size, dtype=torch.float64).index_add(0, pattern.rows, values.double())
+    return pattern.add_rows(values.double().unsqueeze(-1)).squeeze(-1)
 
 
 def coalesced(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from expmflow._validation import expect
 from expmflow.operators.base import LinearOperator
+from expmflow.operators.blocks import BlockedMatrix
 from expmflow.operators.sparse import Pattern, SparseProduct
 
 
@@ -46,11 +47,11 @@ class Diffusion(LinearOperator):
 
     def apply_into(self, out: Tensor, x: Tensor, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
         """`out` becomes β·out + α·(this operator on x), in place; no gradient."""
-        out.addmm_(self._matrix, x, alpha=alpha, beta=beta)
+        self._matrix.add_to(out, x, alpha=alpha, beta=beta)
         return out if self.diagonal is None else out.addcmul_(self.diagonal.unsqueeze(-1), x, value=alpha)
 
     @cached_property
-    def _matrix(self) -> Tensor:
+    def _matrix(self) -> BlockedMatrix:
         return self.pattern.matrix(self.values.detach())
 
     def apply_adjoint(self, y: Tensor) -> Tensor:

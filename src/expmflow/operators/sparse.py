@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, final
 
 import torch
 from torch import Tensor
+
+from expmflow.operators.blocks import BlockedMatrix, block_levels, block_sums, compressed_rows
 
 _ROUNDINGS = 16  # by which an entry and its mirror image may differ, in units of their dtype's spacing
 _KEPT = 2**16  # nodes, up to which the random numbers for them are kept: a megabyte
@@ -22,6 +23,8 @@ class Pattern:
         index = torch.int32 if max(size, rows.numel()) < 2**31 else torch.int64
         self.rows, self.cols, self.size = rows.to(index), cols.to(index), size
         self.starts = torch._convert_indices_from_coo_to_csr(rows, size, out_int32=index == torch.int32)
+        self._levels, self.depth = block_levels(self.starts)  # how many numbers are added one after another
+        self._ones: dict[torch.dtype, list[Tensor]] = {}
 
     @cached_property
     def order(self) -> Tensor:
@@ -45,17 +48,38 @@ class Pattern:
         slack = self.starts.diff().sqrt().mul_(_ROUNDINGS * torch.finfo(values.dtype).eps)
         return sums, bool((along.sub(across).abs_() <= across.add_(along).mul_(slack)).all())
 
-    def matrix(self, values: Tensor) -> Tensor:
-        """The matrix with these entries, in torch's compressed rows."""
-        _hear_that_it_is_beta()
-        shape = (self.size, self.size)
-        return torch.sparse_csr_tensor(self.starts, self.cols, values, shape, check_invariants=False)
+    def matrix(self, values: Tensor) -> BlockedMatrix:
+        """The matrix with these entries."""
+        entries = compressed_rows(self._levels[0], self.cols, values, self.size)
+        return BlockedMatrix(entries, self._sums(values))
+
+    def _sums(self, like: Tensor) -> list[Tensor]:
+        if like.dtype not in self._ones:
+            self._ones[like.dtype] = block_sums(self._levels, like)
+        return self._ones[like.dtype]
+
+    def add_rows(self, entries: Tensor) -> Tensor:
+        """The sums `(..., N, columns)` of the rows of `(..., entries, columns)`: for autograd and compilers."""
+        for index, count in self._groups():
+            entries = entries.new_zeros(*entries.shape[:-2], count, entries.shape[-1]).index_add(-2, index, entries)
+        return entries
+
+    def _groups(self) -> list[tuple[Tensor, int]]:
+        """The block of each entry, the block of each block, and so on; and how many there are."""
+        if len(self._levels) == 1:
+            return [(self.rows, self.size)]
+        sizes = [self.rows.numel(), *(len(starts) - 1 for starts in self._levels)]
+        index = [
+            torch.repeat_interleave(starts.diff(), output_size=size)
+            for starts, size in zip(self._levels, sizes, strict=False)
+        ]
+        return list(zip(index, sizes[1:], strict=True))
 
     def values_vjp(self, x: Tensor, y: Tensor) -> Tensor:
         """The gradient of ⟨y, product with x⟩ in the entries, for `x` and `y` of shape `(N, columns)`."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.device.type != "cpu":
             return (y.index_select(0, self.rows) * x.index_select(0, self.cols)).sum(1)
-        entries = self.matrix(y.new_zeros(self.rows.numel()))
+        entries = compressed_rows(self.starts, self.cols, y.new_zeros(self.rows.numel()), self.size)
         return torch.sparse.sampled_addmm(entries, y.contiguous(), x.mT, beta=0.0).values()
 
 
@@ -66,15 +90,6 @@ def _probe(size: int) -> Tensor:
 
 
 _kept_probe = lru_cache(maxsize=1)(_probe)
-
-
-@cache
-def _hear_that_it_is_beta() -> None:
-    """torch says so once per process, and here nobody listens."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
-        none = torch.zeros(0, dtype=torch.int64)
-        torch.sparse_csr_tensor(torch.zeros(2, dtype=torch.int64), none, none.float(), (1, 1), check_invariants=False)
 
 
 class SparseProduct(torch.autograd.Function):

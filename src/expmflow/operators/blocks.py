@@ -1,0 +1,92 @@
+"""Long sums of sparse rows, added in blocks.
+
+Added one after another, n numbers of one sign gather an error that grows like n: with a million neighbours float32 is
+left with two digits. So rows of more than `LONGEST` entries are cut into blocks, whose sums are summed in the same way:
+the error grows like the logarithm of n, and rows that are short are added as ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from functools import cache
+from typing import final
+
+import torch
+from torch import Tensor
+
+LONGEST = 32  # numbers that are added one after another
+
+
+def block_levels(starts: Tensor) -> tuple[list[Tensor], int]:
+    """Where the blocks of the entries start, where the blocks of these blocks do, and so on; the last are the rows.
+
+    And how many numbers are added one after another, at most, on the way through all levels. `starts`, `(N + 1,)`, says
+    where rows start; where no row is long it is the only level.
+    """
+    levels, depth = [], 0
+    while (longest := _largest(lengths := starts.diff())) > LONGEST:
+        lengths = lengths.long()
+        counts = ((lengths + LONGEST - 1) // LONGEST).clamp_min_(1)
+        ends = counts.cumsum(0)
+        rows = torch.repeat_interleave(counts)
+        places = torch.arange(len(rows), device=starts.device) - (ends - counts)[rows]
+        blocks = starts[:-1][rows] + places * lengths[rows] // counts[rows]  # of equal lengths, up to one
+        levels.append(torch.cat([blocks.to(starts.dtype), starts[-1:]]))
+        depth += _largest(levels[-1].diff())
+        starts = torch.cat([ends.new_zeros(1), ends]).to(starts.dtype)
+    return [*levels, starts], depth + longest
+
+
+def _largest(lengths: Tensor) -> int:
+    return int(lengths.amax()) if lengths.numel() else 0
+
+
+@final
+class BlockedMatrix:
+    """A sparse matrix whose long rows are added in blocks: products without gradient.
+
+    Args:
+        entries: the matrix that sums the blocks of the first level.
+        sums: the matrices of ones that sum the blocks of each further one.
+    """
+
+    def __init__(self, entries: Tensor, sums: list[Tensor]) -> None:
+        *self._inner, self._outer = [entries, *sums]
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self._outer @ self._partial_sums(x)
+
+    def add_to(self, out: Tensor, x: Tensor, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+        """`out` becomes β·out + α·(the product with x), in place."""
+        return out.addmm_(self._outer, self._partial_sums(x), alpha=alpha, beta=beta)
+
+    def _partial_sums(self, x: Tensor) -> Tensor:
+        for matrix in self._inner:
+            x = matrix @ x
+        return x
+
+
+def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, size: int) -> Tensor:
+    """A matrix of `size` columns in torch's compressed rows."""
+    _hear_that_it_is_beta()
+    return torch.sparse_csr_tensor(starts, cols, values, (len(starts) - 1, size), check_invariants=False)
+
+
+def block_sums(levels: list[Tensor], like: Tensor) -> list[Tensor]:
+    """The matrices that sum the blocks of all levels but the first."""
+    matrices = []
+    for blocks, starts in itertools.pairwise(levels):
+        count = len(blocks) - 1
+        cols = torch.arange(count, dtype=starts.dtype, device=starts.device)
+        matrices.append(compressed_rows(starts, cols, like.new_ones(count), count))
+    return matrices
+
+
+@cache
+def _hear_that_it_is_beta() -> None:
+    """torch says so once per process, and here nobody listens."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        none = torch.zeros(0, dtype=torch.int64)
+        torch.sparse_csr_tensor(torch.zeros(2, dtype=torch.int64), none, none.float(), (1, 1), check_invariants=False)
