@@ -11,12 +11,13 @@ import torch
 import exponential_cases
 import graph_sylvester_cases
 import sylvester_cases
+import vector_flow_cases
 from expmflow import nn
 from expmflow import transforms as T
 from exponential_cases import MASK, PATH, TRIANGLES
 from transform_registry import BATCH, F64, Case, Cases, draw
 
-CASES = Cases(exponential_cases.CASES | sylvester_cases.CASES | graph_sylvester_cases.CASES)
+CASES = Cases(exponential_cases.CASES | sylvester_cases.CASES | graph_sylvester_cases.CASES | vector_flow_cases.CASES)
 
 # --- linear maps over channels ----------------------------------------------------------------------------------------
 

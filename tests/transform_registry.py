@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from expmflow import transforms as T
 from expmflow.nn import GraphInner, GraphNetwork, PowerConstraint, SpectralConstraint
+from expmflow.transforms.autoregressive import Autoregressive
 
 BATCH = 3  # no other axis of a context has this length, so that it is plain which contexts belong to rows
 F64 = torch.float64
@@ -116,10 +117,10 @@ def randomise(layer: nn.Module) -> None:
         if isinstance(module, GraphNetwork):  # five layers deep: their gains multiply
             for parameter in module.parameters():
                 parameter.mul_(0.5)
-        if isinstance(module, GraphInner):
+        if isinstance(module, GraphInner | Autoregressive):  # heads of order one
             for part in module.modules():
                 if isinstance(part, parametrize.ParametrizationList):
-                    part.original.div_(part.original.shape[1] ** 0.5)
+                    part.original.div_(part.original[0].numel() ** 0.5)
 
 
 def settle(layer: T.Transform, x: Tensor, context: Any = None, rounds: int = 30) -> None:

@@ -8,7 +8,8 @@ import torch
 import expmflow as ef
 from expmflow import nn
 from expmflow import transforms as T
-from transform_registry import draw, randomise, settle
+from transform_registry import BATCH, draw, points, randomise, settle
+from vector_flow_cases import CASES
 
 pytest.importorskip("nflows")
 
@@ -53,6 +54,20 @@ def test_contexts():
     sample, log_prob = theirs.sample_and_log_prob(5, context)
     assert sample.shape == (4, 5, 3)
     torch.testing.assert_close(ours.log_prob(sample[:, 2], context), log_prob[:, 2], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flows_on_vectors(name):
+    case = CASES.ready(name)
+    layer, x = case.layer.float(), points(name, case).float()
+    context = None if case.context is None else case.context.float()
+    theirs, ours = Flow(layer, StandardNormal(case.event)), ef.Flow(layer, ef.distributions.StandardNormal(case.event))
+    torch.testing.assert_close(theirs.log_prob(x, context), ours.log_prob(x, context))
+    sample, log_prob = theirs.sample_and_log_prob(2, context)
+    if context is not None:  # for each of its rows two samples
+        assert sample.shape == (BATCH, 2, *case.event)
+        sample, log_prob = sample[:, 1], log_prob[:, 1]
+    torch.testing.assert_close(ours.log_prob(sample, context), log_prob, rtol=0, atol=1e-3)
 
 
 def test_beside_nflows_own_layers():

@@ -7,6 +7,7 @@ import torch
 from torch.distributions import ComposeTransform, Independent, Normal, TransformedDistribution
 
 import expmflow as ef
+import vector_flow_cases
 from expmflow import interop
 from expmflow import transforms as T
 from transform_cases import CASES
@@ -16,6 +17,7 @@ F64 = torch.float64
 
 # layers that keep their shape, as those in a distribution do
 NAMES = ["linear-exp", "conv-exp", "dense-sylvester-context", "conv-sylvester", "coupling-graph", "chain-multiscale"]
+NAMES += list(vector_flow_cases.CASES)
 
 
 def adapter(name: str):

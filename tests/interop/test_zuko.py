@@ -9,7 +9,8 @@ from torch.distributions import Independent, Normal
 import expmflow as ef
 from expmflow import interop
 from expmflow import transforms as T
-from transform_registry import draw, randomise, settle
+from transform_registry import BATCH, draw, points, randomise, settle
+from vector_flow_cases import CASES
 
 zuko = pytest.importorskip("zuko")
 
@@ -59,6 +60,20 @@ def test_a_normalizing_flow_is_a_flow(names):
     sample, log_prob = theirs.rsample_and_log_prob((6,))
     torch.testing.assert_close(ours.log_prob(sample), log_prob, rtol=0, atol=1e-10)
     assert theirs.sample((2, 4)).shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flows_on_vectors(name):
+    case = CASES.ready(name)
+    zeros = torch.zeros(case.event, dtype=F64)
+    normal = Independent(Normal(zeros, zeros + 1), len(case.event))
+    transform = interop.as_transform(case.layer, context=case.context, event_dim=len(case.event))
+    theirs = zuko.distributions.NormalizingFlow(transform, normal)
+    ours = ef.Flow(case.layer, ef.distributions.StandardNormal(case.event)).double()
+    x = points(name, case)
+    torch.testing.assert_close(theirs.log_prob(x), ours.log_prob(x, case.context), rtol=0, atol=1e-11)
+    sample, log_prob = theirs.rsample_and_log_prob((BATCH,))
+    torch.testing.assert_close(ours.log_prob(sample, case.context), log_prob, rtol=0, atol=1e-9)
 
 
 def test_beside_zukos_own_layers():

@@ -7,6 +7,7 @@ import torch
 
 from transform_cases import CASES
 from transform_registry import draw, points, rows_of
+from vector_flow_cases import AMORTIZED
 
 WITHOUT_PARAMETERS = {
     "squeeze",
@@ -16,6 +17,7 @@ WITHOUT_PARAMETERS = {
     "permute",
     "permute-random-nodes",
     "chain-empty",
+    *AMORTIZED,
 }
 
 
@@ -26,7 +28,7 @@ def loss(name, result):
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_PARAMETERS))
-def test_layers_that_only_move_entries_have_no_parameters(name):
+def test_layers_that_only_move_entries_or_are_amortised_have_no_parameters(name):
     assert not list(CASES[name]().layer.parameters())
 
 

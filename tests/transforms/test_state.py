@@ -54,7 +54,7 @@ def loaded(request, tmp_path_factory):
     subprocess.run(
         [sys.executable, "-W", "error", "-c", IN_ANOTHER_PROCESS, str(folder), request.param],
         check=True,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])},
     )
     return load_file(folder / "results.safetensors")
 

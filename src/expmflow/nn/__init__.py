@@ -2,6 +2,7 @@
 
 from expmflow.nn.autoregressive import MADE, ConvInner, DenseInner
 from expmflow.nn.constraints import PowerConstraint, SpectralConstraint
+from expmflow.nn.conv_made import ConvMADE
 from expmflow.nn.convnet import ConvNet
 from expmflow.nn.densenet import DenseBlock, DenseNet
 from expmflow.nn.graph import GraphNetwork
@@ -13,6 +14,7 @@ __all__ = [
     "MADE",
     "MLP",
     "ConvInner",
+    "ConvMADE",
     "ConvNet",
     "DenseBlock",
     "DenseInner",

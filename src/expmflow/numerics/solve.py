@@ -174,7 +174,8 @@ def with_implicit_gradient(
                 (back,) = torch.autograd.grad(value, u, w, retain_graph=True)
                 defect = w + back - g
                 residual = _largest(defect)
-                if bool((residual <= tol * scale + least).all()):  # a gradient may vanish
+                # of what is added up in a row, rounding leaves so much; a gradient may vanish
+                if bool((residual <= tol * scale.maximum(_largest(w)) + least).all()):
                     return w
                 if not bool(torch.isfinite(residual).all()):
                     break

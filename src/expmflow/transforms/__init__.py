@@ -1,5 +1,7 @@
 """Invertible layers: `forward` and `inverse` both return `(output, logdet)`."""
 
+from expmflow.transforms.amortized import Amortized
+from expmflow.transforms.autoregressive import InverseAutoregressive, MaskedAutoregressive
 from expmflow.transforms.base import Chain, Inverse, Transform
 from expmflow.transforms.conv1x1 import Conv1x1, Householder
 from expmflow.transforms.coupling import AffineCoupling
@@ -7,12 +9,15 @@ from expmflow.transforms.exponential import ConvExp, GraphConvExp, LinearExp
 from expmflow.transforms.mixture import MixtureCoupling
 from expmflow.transforms.multiscale import Split
 from expmflow.transforms.normalize import ActNorm
+from expmflow.transforms.original_sylvester import HouseholderSylvester, OrthogonalSylvester, TriangularSylvester
+from expmflow.transforms.planar import Planar
 from expmflow.transforms.reshape import Flip, Permute, Squeeze
 from expmflow.transforms.sylvester import ConvSylvester, DenseSylvester, GeneralizedSylvester, GraphSylvester
 
 __all__ = [
     "ActNorm",
     "AffineCoupling",
+    "Amortized",
     "Chain",
     "Conv1x1",
     "ConvExp",
@@ -23,11 +28,17 @@ __all__ = [
     "GraphConvExp",
     "GraphSylvester",
     "Householder",
+    "HouseholderSylvester",
     "Inverse",
+    "InverseAutoregressive",
     "LinearExp",
+    "MaskedAutoregressive",
     "MixtureCoupling",
+    "OrthogonalSylvester",
     "Permute",
+    "Planar",
     "Split",
     "Squeeze",
     "Transform",
+    "TriangularSylvester",
 ]

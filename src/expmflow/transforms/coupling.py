@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, final
 
 import torch
@@ -12,37 +11,28 @@ from expmflow._validation import expect, expect_count
 from expmflow.nn.graph import node_mask
 from expmflow.nn.precision import network_precision
 from expmflow.transforms.base import Output, Transform, keep_padding
-
-LARGEST_LOG_SCALE = 2.0
+from expmflow.transforms.elementwise import Affine, Elementwise
 
 
 class Coupling(Transform):
-    """z₁ = x₁, and z₂ an increasing function of x₂, entry by entry, that net(x₁, context) tells (Dinh et al., 2017).
+    """z₁ = x₁, z₂ an increasing function of x₂, entry by entry, with parameters net(x₁, context) (Dinh et al., 2017).
 
     Args:
-        net: maps `x₁` (and the context, if one is given) to `numbers` times the channels of `x₂`. The first
+        net: maps `x₁` (and the context, if one is given) to `params_per_entry` times the channels of `x₂`. The first
             `channels // 2` channels are `x₁`. `DenseNet`, `MLP` and `GraphNetwork` of `expmflow.nn` fit.
         channels: C.
         dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
-        numbers: of each channel of `x₂`, what the function needs.
+        function: of each entry of `x₂`, with parameters from the network.
     """
 
-    def __init__(self, net: nn.Module, channels: int, *, dim: int, numbers: int) -> None:
+    def __init__(self, net: nn.Module, channels: int, *, dim: int, function: Elementwise) -> None:
         super().__init__()
         expect_count(channels, "channels", at_least=2)
         expect(dim in (1, -1), "the channels on axis 1 or -1", dim)
         self.net = net
         self.channels = channels
         self.dim = dim
-        self.numbers = numbers
-
-    @abstractmethod
-    def _move(self, x: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """z₂ and log dz₂/dx₂, entry by entry, of x₂ and so many `numbers` for each of its entries."""
-
-    @abstractmethod
-    def _move_back(self, z: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """x₂ and log dx₂/dz₂."""
+        self.function = function
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         found = event_shape[0 if self.dim == 1 else -1]
@@ -55,12 +45,12 @@ class Coupling(Transform):
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         first, second = self._split(x)
-        moved, slope = self._move(second, self._told(first, second, context))
+        moved, slope = self.function.forward(second, self._params(first, second, context))
         return self._joined(first, second, moved, slope, context)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         first, second = self._split(z)
-        moved, slope = self._move_back(second, self._told(first, second, context))
+        moved, slope = self.function.inverse(second, self._params(first, second, context))
         return self._joined(first, second, moved, slope, context)
 
     def _joined(self, first: Tensor, second: Tensor, moved: Tensor, slope: Tensor, context: Any) -> Output:
@@ -75,13 +65,13 @@ class Coupling(Transform):
         first, second = x.split([kept, self.channels - kept], dim=self.dim)
         return first, second
 
-    def _told(self, first: Tensor, second: Tensor, context: Any) -> tuple[Tensor, ...]:
+    def _params(self, first: Tensor, second: Tensor, context: Any) -> tuple[Tensor, ...]:
         with network_precision(first.device.type):
             out = self.net(first) if context is None else self.net(first, context)
         out = out.to(first.dtype)
-        wanted = self.numbers * second.shape[self.dim]
+        wanted = self.function.params_per_entry * second.shape[self.dim]
         self._expect(out.shape[self.dim] == wanted, f"{wanted} channels from the network", out.shape[self.dim])
-        return out.chunk(self.numbers, dim=self.dim)
+        return out.chunk(self.function.params_per_entry, dim=self.dim)
 
 
 @final
@@ -100,17 +90,4 @@ class AffineCoupling(Coupling):
     """
 
     def __init__(self, net: nn.Module, channels: int, *, dim: int = 1) -> None:
-        super().__init__(net, channels, dim=dim, numbers=2)
-
-    def _move(self, x: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        log_scale, shift = bounded(told[0], LARGEST_LOG_SCALE), told[1]
-        return torch.addcmul(shift, x, log_scale.exp()), log_scale
-
-    def _move_back(self, z: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        log_scale, shift = bounded(told[0], LARGEST_LOG_SCALE), told[1]
-        return (z - shift) * (-log_scale).exp(), -log_scale
-
-
-def bounded(x: Tensor, largest: float) -> Tensor:
-    """x near zero, and never beyond ±`largest`."""
-    return largest * torch.tanh(x / largest)
+        super().__init__(net, channels, dim=dim, function=Affine())

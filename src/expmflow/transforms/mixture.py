@@ -1,4 +1,4 @@
-"""A coupling by distribution functions of mixtures: one layer can split a density into several modes."""
+"""Distribution functions of mixtures as functions of one number: one layer can split a density into several modes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,53 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect_count
-from expmflow.transforms.coupling import LARGEST_LOG_SCALE, Coupling, bounded
+from expmflow.transforms.coupling import Coupling
+from expmflow.transforms.elementwise import LARGEST_LOG_SCALE, Elementwise, Pair, Params, bounded
 
 NARROWEST = 5.0  # no component is narrower than e^-5, or wider than e^5
+
+
+@final
+class Mixture(Elementwise):
+    """z = logit F(x) · e^s + t, F the distribution function of a mixture of logistics (Ho et al., 2019).
+
+    The inverse is found by bisection between the quantiles of the single components.
+
+    Args:
+        components: of each mixture.
+    """
+
+    closed_form = ("forward",)
+
+    def __init__(self, components: int) -> None:
+        expect_count(components, "components")
+        self.components = components
+        self.params_per_entry = 3 * components + 2
+
+    def forward(self, x: Tensor, params: Params) -> Pair:
+        *mixture, log_scale, shift = self._parts(params)
+        logit, slope = _mixture_logit(x, *mixture)
+        return torch.addcmul(shift, logit, log_scale.exp()), slope + log_scale
+
+    def inverse(self, z: Tensor, params: Params) -> Pair:
+        log_weights, means, log_widths, log_scale, shift = self._parts(params)
+        logit = (z - shift) * (-log_scale).exp()
+        x = _quantile(logit, log_weights, means, log_widths)
+        return x, -_mixture_logit(x, log_weights, means, log_widths)[1] - log_scale
+
+    def _parts(self, params: Params) -> tuple[Tensor, ...]:
+        """Of the mixture `(components, *shape)` each, then s and t. The means start apart, or would never part."""
+        k, (log_scale, shift) = self.components, params[-2:]
+        weights, means, widths = (torch.stack(params[start : start + k]) for start in (0, k, 2 * k))
+        apart = torch.linspace(-1, 1, k, dtype=shift.dtype, device=shift.device) if k > 1 else shift.new_zeros(1)
+        means = means + apart.reshape(-1, *(1,) * shift.ndim)
+        return (
+            torch.log_softmax(weights, 0),
+            means,
+            bounded(widths, NARROWEST),
+            bounded(log_scale, LARGEST_LOG_SCALE),
+            shift,
+        )
 
 
 @final
@@ -36,34 +80,7 @@ class MixtureCoupling(Coupling):
     closed_form: ClassVar[tuple[str, ...]] = ("forward",)
 
     def __init__(self, net: nn.Module, channels: int, *, components: int = 8, dim: int = 1) -> None:
-        expect_count(components, "components")
-        super().__init__(net, channels, dim=dim, numbers=3 * components + 2)
-        self.components = components
-
-    def _move(self, x: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        *mixture, log_scale, shift = self._parts(told)
-        logit, slope = _mixture_logit(x, *mixture)
-        return torch.addcmul(shift, logit, log_scale.exp()), slope + log_scale
-
-    def _move_back(self, z: Tensor, told: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        log_weights, means, log_widths, log_scale, shift = self._parts(told)
-        logit = (z - shift) * (-log_scale).exp()
-        x = _quantile(logit, log_weights, means, log_widths)
-        return x, -_mixture_logit(x, log_weights, means, log_widths)[1] - log_scale
-
-    def _parts(self, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Of the mixture `(components, *shape)` each, then s and t. The means start apart, or would never part."""
-        k, (log_scale, shift) = self.components, told[-2:]
-        weights, means, widths = (torch.stack(told[start : start + k]) for start in (0, k, 2 * k))
-        apart = torch.linspace(-1, 1, k, dtype=shift.dtype, device=shift.device) if k > 1 else shift.new_zeros(1)
-        means = means + apart.reshape(-1, *(1,) * shift.ndim)
-        return (
-            torch.log_softmax(weights, 0),
-            means,
-            bounded(widths, NARROWEST),
-            bounded(log_scale, LARGEST_LOG_SCALE),
-            shift,
-        )
+        super().__init__(net, channels, dim=dim, function=Mixture(components))
 
 
 def _mixture_logit(x: Tensor, log_weights: Tensor, means: Tensor, log_widths: Tensor) -> tuple[Tensor, Tensor]:
