@@ -10,6 +10,7 @@ import torch
 
 import exponential_cases
 import graph_sylvester_cases
+import linear_cases
 import sylvester_cases
 import vector_flow_cases
 from expmflow import nn
@@ -17,7 +18,9 @@ from expmflow import transforms as T
 from exponential_cases import MASK, PATH, TRIANGLES
 from transform_registry import BATCH, F64, Case, Cases, draw
 
-CASES = Cases(exponential_cases.CASES | sylvester_cases.CASES | graph_sylvester_cases.CASES | vector_flow_cases.CASES)
+CASES = Cases()
+for part in (exponential_cases, sylvester_cases, graph_sylvester_cases, vector_flow_cases, linear_cases):
+    CASES.update(part.CASES)
 
 # --- linear maps over channels ----------------------------------------------------------------------------------------
 

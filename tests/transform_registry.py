@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from expmflow import transforms as T
 from expmflow.nn import GraphInner, GraphNetwork, PowerConstraint, SpectralConstraint
 from expmflow.transforms.autoregressive import Autoregressive
+from expmflow.transforms.emerging import CornerConv
 
 BATCH = 3  # no other axis of a context has this length, so that it is plain which contexts belong to rows
 F64 = torch.float64
@@ -117,6 +118,8 @@ def randomise(layer: nn.Module) -> None:
         if isinstance(module, GraphNetwork):  # five layers deep: their gains multiply
             for parameter in module.parameters():
                 parameter.mul_(0.5)
+        if isinstance(module, CornerConv):  # errors grow along the rows and columns of its inverse
+            module.parametrizations.weight.original.mul_(0.3)
         if isinstance(module, GraphInner | Autoregressive):  # heads of order one
             for part in module.modules():
                 if isinstance(part, parametrize.ParametrizationList):

@@ -12,6 +12,9 @@ LAYERS = {
     "ConvExp": lambda: T.ConvExp(4),
     "Conv1x1": lambda: T.Conv1x1(4),
     "Householder": lambda: T.Householder(4),
+    "Emerging": lambda: T.Emerging(4),
+    "Woodbury": lambda: T.Woodbury(4, 4, 4, 1, 2),
+    "PeriodicConv": lambda: T.PeriodicConv(4),
     "ConvSylvester": lambda: T.ConvSylvester(4, 8),
     "AffineCoupling": lambda: T.AffineCoupling(N.DenseNet(2, 4, growth=8), 4),
 }
@@ -34,7 +37,7 @@ def test_layers_return_the_dtype_of_their_parameters(name: str) -> None:
     assert z.dtype == logdet.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["ConvExp", "Conv1x1", "Householder"])
+@pytest.mark.parametrize("name", ["ConvExp", "Conv1x1", "Householder", "Emerging", "Woodbury", "PeriodicConv"])
 def test_linear_layers_are_untouched(name: str) -> None:
     layer, x = randomised(name), torch.randn(2, 4, 4, 4)
     with torch.autocast("cpu", torch.bfloat16):

@@ -25,6 +25,7 @@ WITH_STATE = [  # what moves in training: the two constraints, alone and inside 
     "inverse-conv-sylvester",
     "chain-multiscale",
 ]
+SOLVED = ["emerging", "periodic", "woodbury"]  # inverses that factorise
 
 pytestmark = [
     # torch's compiler warns of its own use of torch
@@ -88,7 +89,7 @@ def test_compiled_inverse_in_training(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_STATE)
+@pytest.mark.parametrize("name", [*WITH_STATE, *SOLVED])
 def test_all_compiled_inverses_in_training(name):
     check_inverse(name)
 

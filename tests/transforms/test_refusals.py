@@ -115,6 +115,13 @@ CONSTRUCTIONS = {
     "factor": (lambda: T.Squeeze(0), "factor of at least 1"),
     "flipped batch": (lambda: T.Flip([0, 1]), "axes of the event"),
     "one channel": (lambda: T.AffineCoupling(nn.MLP(1, 2), 1), "channels of at least 2"),
+    "emerging kernel": (lambda: T.Emerging(2, 4), "an odd kernel_size"),
+    "emerging 1x1": (lambda: T.Emerging(2, conv1x1=T.Conv1x1(3)), "a 1×1 of 2 channels"),
+    "emerging nodes": (lambda: T.Emerging(2, conv1x1=T.Conv1x1(2, dim=-1)), "a 1×1 on axis 1"),
+    "no rank": (lambda: T.Woodbury(2, 4, 4, 0, 0), "a channel_rank or a spatial_rank of at least 1"),
+    "negative rank": (lambda: T.Woodbury(2, 4, 4, -1, 2), "channel_rank of at least 0"),
+    "no height": (lambda: T.Woodbury(2, 0, 4, 1, 2), "height of at least 1"),
+    "periodic kernel": (lambda: T.PeriodicConv(2, 2), "an odd kernel_size"),
     "neighbours": (lambda: T.GraphConvExp(2, max_neighbours=0), "max_neighbours of at least 1"),
     "activation": (lambda: nn.MLP(2, 2, activation="cube"), "activation to be one of"),
 }

@@ -5,14 +5,17 @@ from expmflow.transforms.autoregressive import InverseAutoregressive, MaskedAuto
 from expmflow.transforms.base import Chain, Inverse, Transform
 from expmflow.transforms.conv1x1 import Conv1x1, Householder
 from expmflow.transforms.coupling import AffineCoupling
+from expmflow.transforms.emerging import Emerging
 from expmflow.transforms.exponential import ConvExp, GraphConvExp, LinearExp
 from expmflow.transforms.mixture import MixtureCoupling
 from expmflow.transforms.multiscale import Split
 from expmflow.transforms.normalize import ActNorm
 from expmflow.transforms.original_sylvester import HouseholderSylvester, OrthogonalSylvester, TriangularSylvester
+from expmflow.transforms.periodic import PeriodicConv
 from expmflow.transforms.planar import Planar
 from expmflow.transforms.reshape import Flip, Permute, Squeeze
 from expmflow.transforms.sylvester import ConvSylvester, DenseSylvester, GeneralizedSylvester, GraphSylvester
+from expmflow.transforms.woodbury import Woodbury
 
 __all__ = [
     "ActNorm",
@@ -23,6 +26,7 @@ __all__ = [
     "ConvExp",
     "ConvSylvester",
     "DenseSylvester",
+    "Emerging",
     "Flip",
     "GeneralizedSylvester",
     "GraphConvExp",
@@ -35,10 +39,12 @@ __all__ = [
     "MaskedAutoregressive",
     "MixtureCoupling",
     "OrthogonalSylvester",
+    "PeriodicConv",
     "Permute",
     "Planar",
     "Split",
     "Squeeze",
     "Transform",
     "TriangularSylvester",
+    "Woodbury",
 ]

@@ -1,0 +1,23 @@
+"""Whether a matrix can be inverted."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from expmflow._transformed import transformed
+
+
+@torch.no_grad()
+def is_regular(matrices: Tensor, scale: Tensor) -> bool:
+    """Whether all of the `(…, n, n)` matrices can be inverted, as far as rounding can tell.
+
+    Rounding is relative to `scale`, `(…, n)`: how large the terms are that each row is the sum of. They may cancel.
+
+    Reads the numbers, so `torch.compile` and `torch.func` take them to be regular. NaN is not.
+    """
+    if torch.compiler.is_compiling() or matrices.numel() == 0 or transformed(matrices):
+        return True
+    factors, _, _ = torch.linalg.lu_factor_ex(matrices / scale.unsqueeze(-1))
+    pivots = factors.diagonal(dim1=-2, dim2=-1).abs()
+    return bool((pivots > matrices.shape[-1] * torch.finfo(pivots.dtype).eps).all())

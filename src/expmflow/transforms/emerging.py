@@ -1,0 +1,127 @@
+"""Emerging convolutions: two autoregressive convolutions in opposite directions, which together see all around them."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from expmflow._validation import expect, expect_count
+from expmflow.nn.masked import Mask
+from expmflow.numerics.wavefront import corner_solve
+from expmflow.transforms.base import Output, Transform, real_points
+from expmflow.transforms.conv1x1 import Conv1x1, mix
+
+INITIAL_NORM = 0.1  # of what is added to the identity, about
+
+
+@final
+class Emerging(Transform):
+    """z = k₂ ⋆ (k₁ ⋆ W x + b₁) + b₂: a 1×1 convolution W and two autoregressive ones (Hoogeboom et al., 2019).
+
+    k₁ sees the points above and to the left, and at its own point the channels up to its own; k₂ sees the opposite in
+    all three. Together their receptive field is the full square. The log-determinant is h·w·(log |det W| + Σ log |d|)
+    with d the diagonals of both centre taps, stored as sign and log-magnitude, so that training cannot carry one
+    through zero. Forward: two convolutions (W is folded into the first). Inverse: two triangular systems, solved an
+    anti-diagonal at a time, h + w − 1 steps each.
+
+    The re-implementation that the convolution exponential was compared with reverses height and width only, so that
+    both of its centre taps are triangular the same way, and leaves the diagonal free to pass through zero; its inverse
+    goes pixel by pixel. Here channels are reversed too, as in the original.
+
+    Args:
+        channels: C.
+        kernel_size: odd, of the full square.
+        conv1x1: the 1×1 convolution W; one that starts as a random rotation if None.
+
+    Example:
+        >>> layer = T.Emerging(3)
+        >>> z, logdet = layer(torch.randn(2, 3, 8, 8))
+        >>> x, _ = layer.inverse(z)
+    """
+
+    def __init__(self, channels: int, kernel_size: int = 3, *, conv1x1: Conv1x1 | None = None) -> None:
+        super().__init__()
+        expect_count(channels, "channels")
+        conv1x1 = Conv1x1(channels) if conv1x1 is None else conv1x1
+        expect(conv1x1.channels == channels, f"a 1×1 of {channels} channels", conv1x1.channels)
+        expect(conv1x1.dim == 1, "a 1×1 on axis 1", conv1x1.dim)
+        self.channels = channels
+        self.conv1x1 = conv1x1
+        self.first = CornerConv(channels, kernel_size)
+        self.second = CornerConv(channels, kernel_size, reverse=True)
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        right = len(event_shape) == 3 and event_shape[0] == self.channels
+        expect(right, f"images of {self.channels} channels", f"events {event_shape}")
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        first = torch.einsum("omhw,mi->oihw", self.first.kernel(), self.conv1x1.matrix())
+        y = F.conv2d(x, first, self.first.bias, padding=self.first.centre)
+        return self.second(y), self._logdet(x)
+
+    def _inverse(self, z: Tensor, context: Any) -> Output:
+        y = self.first.solve(self.second.solve(z))
+        return mix(y, self.conv1x1.inverse_matrix(), 1), -self._logdet(z)
+
+    def _logdet(self, x: Tensor) -> Tensor:
+        per_point = self.conv1x1.log_abs_det() + self.first.log_diagonal.sum() + self.second.log_diagonal.sum()
+        return real_points(x, self.channels, None) * per_point
+
+
+@final
+class CornerConv(nn.Module):
+    """A convolution that sees the points above and to the left, and the channels up to its own at its own point.
+
+    Args:
+        channels: C.
+        kernel_size: odd; of the square, one corner is used.
+        reverse: height, width and channels reversed.
+    """
+
+    weight: Tensor
+    sign: Tensor
+
+    def __init__(self, channels: int, kernel_size: int, *, reverse: bool = False) -> None:
+        super().__init__()
+        expect_count(kernel_size, "kernel_size")
+        expect(kernel_size % 2 == 1, "an odd kernel_size", kernel_size)
+        self.reverse = reverse
+        self.centre = kernel_size // 2
+        mask = corner_mask(channels, kernel_size)
+        std = INITIAL_NORM / (channels**0.5 * (kernel_size + 1))
+        self.weight = nn.Parameter(torch.randn(channels, channels, kernel_size, kernel_size) * std)
+        parametrize.register_parametrization(self, "weight", Mask(mask.flip(0, 1, 2, 3) if reverse else mask))
+        self.log_diagonal = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("sign", torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def kernel(self) -> Tensor:
+        """`(C, C, k, k)`, the diagonal of the centre tap included."""
+        diagonal = torch.diag(self.sign * self.log_diagonal.exp())[:, :, None, None]
+        return self.weight + F.pad(diagonal, (self.centre,) * 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.kernel(), self.bias, padding=self.centre)
+
+    def solve(self, z: Tensor) -> Tensor:
+        """The image of which `forward` makes z."""
+        taps = self.kernel().permute(2, 3, 0, 1)
+        c = self.centre
+        taps = taps[c:, c:] if self.reverse else taps[: c + 1, : c + 1].flip(0, 1)
+        unit = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+        inverse = torch.linalg.solve_triangular(taps[0, 0], unit, upper=self.reverse)
+        v = F.conv2d(z, inverse[:, :, None, None], -inverse @ self.bias)
+        return corner_solve(inverse @ taps, v, reverse=self.reverse)
+
+
+def corner_mask(channels: int, kernel_size: int) -> Tensor:
+    """1 at what an output sees besides itself: the corner up to the centre, and there the channels before its own."""
+    centre = kernel_size // 2
+    mask = torch.zeros(channels, channels, kernel_size, kernel_size)
+    mask[:, :, : centre + 1, : centre + 1] = 1
+    mask[:, :, centre, centre] = torch.ones(channels, channels).tril(-1)
+    return mask

@@ -1,0 +1,132 @@
+"""Emerging convolutions: what each of the two sees, what they see together, and that no diagonal reaches zero."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from expmflow import transforms as T
+from expmflow.distributions.describe import count_parameters
+from transform_registry import draw, randomise
+
+F64 = torch.float64
+
+
+def ready(channels: int, kernel_size: int = 3) -> T.Emerging:
+    torch.manual_seed(0)
+    layer = T.Emerging(channels, kernel_size).double()
+    randomise(layer)
+    return layer
+
+
+def sees(run, event) -> torch.Tensor:
+    """`(d, d)`: whether an output depends on an input."""
+    jacobian = torch.autograd.functional.jacobian(lambda x: run(x[None])[0], torch.zeros(event, dtype=F64))
+    size = torch.Size(event).numel()
+    return jacobian.reshape(size, size) != 0
+
+
+def offsets(event) -> tuple[torch.Tensor, ...]:
+    """How far each output is from each input, along channels, height and width: `(d, d)` each."""
+    axes = torch.meshgrid(*(torch.arange(n) for n in event), indexing="ij")
+    return tuple(axis.flatten()[:, None] - axis.flatten() for axis in axes)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+def test_the_first_convolution_sees_what_is_before_it_and_the_second_what_is_after(kernel_size):
+    layer, event, reach = ready(3, kernel_size), (3, 4, 5), kernel_size // 2
+    channel, down, right = offsets(event)
+    for conv, sign in ((layer.first, 1), (layer.second, -1)):
+        corner = (sign * down >= 0) & (sign * down <= reach) & (sign * right >= 0) & (sign * right <= reach)
+        elsewhere = (down != 0) | (right != 0)
+        assert torch.equal(sees(conv, event), corner & (elsewhere | (sign * channel >= 0)))
+
+
+@pytest.mark.parametrize("kernel_size", [3, 5])
+def test_together_they_see_the_whole_square(kernel_size):
+    layer, event, reach = ready(2, kernel_size), (2, 5, 6), kernel_size // 2
+    _, down, right = offsets(event)
+    found = sees(lambda x: layer(x)[0], event)
+    square = (down.abs() <= reach) & (right.abs() <= reach)
+    assert not (found & ~square).any()
+    whole = (found | ~square).all(1).reshape(event)  # outputs that see all of their neighbours
+    assert whole[:, reach:-reach, reach:-reach].all()
+
+
+def test_without_its_convolutions_it_is_its_1x1():
+    layer = T.Emerging(4).double()
+    with torch.no_grad():
+        for conv in (layer.first, layer.second):
+            conv.parametrizations.weight.original.zero_()
+    x = draw("x", 2, 4, 3, 3)
+    torch.testing.assert_close(layer(x), layer.conv1x1(x))
+
+
+def test_any_size_of_image_with_the_same_weights():
+    layer = ready(2)
+    for size in ((3, 3), (1, 7), (8, 2), (9, 12)):
+        x = draw("x", 2, 2, *size)
+        torch.testing.assert_close(layer.inverse(layer(x)[0])[0], x, rtol=0, atol=1e-11)
+
+
+def test_the_inverse_is_that_of_a_loop_over_pixels():
+    layer, v = ready(3).first, draw("v", 2, 3, 4, 3)
+    kernel, found = layer.kernel().detach(), torch.zeros_like(v)
+    for i in range(4):
+        for j in range(3):
+            with torch.no_grad():  # what the points so far contribute; this one is still zero
+                rest = v[:, :, i, j] - layer(found)[:, :, i, j]
+            found[:, :, i, j] = torch.linalg.solve_triangular(kernel[:, :, 1, 1], rest.T, upper=False).T
+    torch.testing.assert_close(layer.solve(v), found)
+
+
+def test_a_diagonal_cannot_pass_through_zero():
+    """Steps that push it down forever leave it positive, and the log-determinant finite."""
+    layer = T.Emerging(2).double()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    for _ in range(50):
+        optimizer.zero_grad()
+        _, logdet = layer(torch.zeros(1, 2, 2, 2, dtype=F64))
+        logdet.sum().backward()
+        optimizer.step()
+    for conv in (layer.first, layer.second):
+        assert (conv.kernel()[:, :, 1, 1].diagonal() > 0).all()
+    assert torch.isfinite(layer(torch.zeros(1, 2, 2, 2, dtype=F64))[1]).all()
+    assert float(logdet.detach()) < -400
+
+
+def test_diagonals_of_either_sign():
+    layer = ready(3)
+    layer.first.sign.copy_(torch.tensor([1.0, -1.0, -1.0]))
+    layer.second.sign.neg_()
+    x = draw("x", 2, 3, 4, 4)
+    z, logdet = layer(x)
+    back, logdet_back = layer.inverse(z)
+    torch.testing.assert_close(back, x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(logdet_back, -logdet)
+    assert (layer.first.kernel()[:, :, 1, 1].diagonal()[1:] < 0).all()
+
+
+@pytest.mark.parametrize(("channels", "expected"), [(12, 1_188), (24, 4_680)])
+def test_parameters_that_are_not_masked(channels, expected):
+    assert count_parameters(T.Emerging(channels)) == expected
+
+
+def test_second_derivatives_of_the_inverse():
+    layer = ready(2)
+    z = draw("z", 1, 2, 2, 3).requires_grad_()
+    parameters = dict(layer.named_parameters())
+
+    class Backwards(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, z):
+            return self.layer.inverse(z)
+
+    def inverse(z, *values):
+        named = {f"layer.{key}": value for key, value in zip(parameters, values, strict=True)}
+        return torch.func.functional_call(Backwards(), named, (z,))
+
+    assert torch.autograd.gradgradcheck(inverse, (z, *parameters.values()), fast_mode=True)
