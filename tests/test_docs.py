@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from expmflow import transforms as T
 from expmflow.training.config import MODELS, DataConfig, OptimConfig, TrainConfig
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -18,6 +19,12 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
     for block in blocks:
         exec(compile(block, str(page), "exec"), names)
     assert blocks
+
+
+def test_every_layer_is_in_the_table() -> None:
+    text = (DOCS / "layers.md").read_text().partition("## All layers")[2].partition("\n## ")[0]
+    listed = {name for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
+    assert set(T.__all__) - {"Transform"} == listed
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
