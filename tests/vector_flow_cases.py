@@ -72,6 +72,17 @@ def _():
     )
 
 
+@CASES.add("maf-spline")
+def _():
+    return Case(T.MaskedAutoregressive(4, 6, transformer="spline", components=4), (4,), wrong_event=(3,))
+
+
+@CASES.add("maf-spline-images")
+def _():
+    layer = T.MaskedAutoregressive(2, 4, transformer="spline", components=2, dims=2)
+    return Case(layer, (2, 2, 2), wrong_event=(3, 2, 2))
+
+
 # --- with parameters of their own, or of each sample ------------------------------------------------------------------
 
 AMORTIZABLE = {

@@ -19,8 +19,13 @@ from expmflow.numerics.solve import with_implicit_gradient
 from expmflow.transforms.base import Output, Transform, layer_name
 from expmflow.transforms.elementwise import Affine, Elementwise, Gate
 from expmflow.transforms.mixture import Mixture
+from expmflow.transforms.spline import Spline
 
-TRANSFORMERS: dict[str, Callable[[int], Elementwise]] = {"affine": lambda components: Affine(), "mixture": Mixture}
+TRANSFORMERS: dict[str, Callable[[int], Elementwise]] = {
+    "affine": lambda components: Affine(),
+    "mixture": Mixture,
+    "spline": Spline,
+}
 """Functions of one number by their names, each from how many components it has."""
 
 
@@ -105,9 +110,9 @@ class MaskedAutoregressive(Autoregressive):
     Args:
         features: d of vectors `(batch, d)`, by a MADE; or the channels of images, by masked convolutions.
         hidden: the width of two hidden layers, or, of vectors, the widths of all.
-        transformer: the function of each entry: `"affine"`, or `"mixture"`, the distribution function of a mixture of
-            logistics, as in `MixtureCoupling`.
-        components: of the function, where it has several.
+        transformer: the function of each entry: `"affine"`; `"mixture"`, the distribution function of a mixture of
+            logistics, as in `MixtureCoupling`; or `"spline"`, rational-quadratic on [−5, 5].
+        components: of the mixture, or pieces of the spline.
         dims: the number of spatial axes: 0 for vectors, 2 for images.
         context_features: of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for none.
 
