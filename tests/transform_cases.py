@@ -11,6 +11,7 @@ import torch
 import exponential_cases
 import graph_sylvester_cases
 import linear_cases
+import residual_cases
 import sylvester_cases
 import vector_flow_cases
 from expmflow import nn
@@ -19,7 +20,14 @@ from exponential_cases import MASK, PATH, TRIANGLES
 from transform_registry import BATCH, F64, Case, Cases, draw
 
 CASES = Cases()
-for part in (exponential_cases, sylvester_cases, graph_sylvester_cases, vector_flow_cases, linear_cases):
+for part in (
+    exponential_cases,
+    sylvester_cases,
+    graph_sylvester_cases,
+    vector_flow_cases,
+    linear_cases,
+    residual_cases,
+):
     CASES.update(part.CASES)
 
 # --- linear maps over channels ----------------------------------------------------------------------------------------

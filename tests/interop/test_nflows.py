@@ -26,6 +26,10 @@ def ready(layer: T.Transform, event: tuple[int, ...], context: torch.Tensor | No
     return layer.eval()
 
 
+def residual() -> T.ResidualBlock:
+    return T.ResidualBlock(nn.LipschitzConvNet(4, 8), logdet="exact")
+
+
 def test_vectors():
     chain = ready(T.Chain([T.ActNorm(3), T.LinearExp(3), T.DenseSylvester(3, 8)]), (3,))
     theirs, ours = Flow(chain, StandardNormal([3])), ef.Flow(chain, ef.distributions.StandardNormal((3,)))
@@ -37,7 +41,9 @@ def test_vectors():
 
 
 def test_images():
-    chain = ready(T.Chain([T.Squeeze(), T.ConvExp(4), T.ConvSylvester(4, 8)]), (1, 4, 4))
+    chain = ready(
+        T.Chain([T.Squeeze(), T.ConvExp(4), T.ConvSylvester(4, 8), T.TriangularConvSylvester(4), residual()]), (1, 4, 4)
+    )
     theirs, ours = Flow(chain, StandardNormal([4, 2, 2])), ef.Flow(chain, ef.distributions.StandardNormal((4, 2, 2)))
     x = draw("images", 5, 1, 4, 4).float()
     torch.testing.assert_close(theirs.log_prob(x), ours.log_prob(x))

@@ -18,6 +18,7 @@ F64 = torch.float64
 # layers that keep their shape, as those in a distribution do
 NAMES = ["linear-exp", "conv-exp", "dense-sylvester-context", "conv-sylvester", "coupling-graph", "chain-multiscale"]
 NAMES += list(vector_flow_cases.CASES)
+NAMES += ["residual-conv", "residual-mlp-context", "triangular-conv-sylvester-wide"]
 
 
 def adapter(name: str):

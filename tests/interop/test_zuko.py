@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Independent, Normal
 
 import expmflow as ef
-from expmflow import interop
+from expmflow import interop, nn
 from expmflow import transforms as T
 from transform_registry import BATCH, draw, points, randomise, settle
 from vector_flow_cases import CASES
@@ -19,10 +19,13 @@ F64 = torch.float64
 
 def layers(names: str) -> list[T.Transform]:
     torch.manual_seed(0)
-    made = [
-        {"exp": T.LinearExp, "sylvester": lambda d: T.DenseSylvester(d, 8), "norm": T.ActNorm}[n](3)
-        for n in names.split()
-    ]
+    known = {
+        "exp": lambda: T.LinearExp(3),
+        "sylvester": lambda: T.DenseSylvester(3, 8),
+        "norm": lambda: T.ActNorm(3),
+        "residual": lambda: T.ResidualBlock(nn.LipschitzMLP(3, (8,)), logdet="exact"),
+    }
+    made = [known[name]() for name in names.split()]
     for layer in made:
         layer.double()
         randomise(layer)
@@ -35,7 +38,7 @@ def base() -> Independent:
     return Independent(Normal(torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64)), 1)
 
 
-@pytest.mark.parametrize("names", ["exp", "sylvester", "norm exp sylvester"])
+@pytest.mark.parametrize("names", ["exp", "sylvester", "residual", "norm exp sylvester residual"])
 def test_a_composed_transform_is_a_chain(names):
     made = layers(names)
     composed = zuko.transforms.ComposedTransform(*(interop.as_transform(layer) for layer in made))
@@ -50,7 +53,7 @@ def test_a_composed_transform_is_a_chain(names):
     torch.testing.assert_close(ladj, -logdet, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("names", ["exp", "norm exp sylvester"])
+@pytest.mark.parametrize("names", ["exp", "norm residual exp sylvester"])
 def test_a_normalizing_flow_is_a_flow(names):
     chain = T.Chain(layers(names)).eval()
     theirs = zuko.distributions.NormalizingFlow(interop.as_transform(chain), base())

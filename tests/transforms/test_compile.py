@@ -12,8 +12,15 @@ from transform_cases import CASES
 from transform_registry import draw, points
 
 QUICK = ["actnorm", "conv1x1-lu", "coupling-mlp-context", "dense-sylvester-one-feature", "linear-exp", "squeeze"]
-# a graph's norm, a residual: more than one graph
-READS_VALUES = ("graph-", "chain-graph", "inverse-conv-sylvester", "iaf", "amortized-posterior", "amortized-images")
+READS_VALUES = (  # a graph's norm, a residual, a Jacobian: more than one graph
+    "graph-",
+    "chain-graph",
+    "inverse-conv-sylvester",
+    "iaf",
+    "amortized-posterior",
+    "amortized-images",
+    "residual-",
+)
 WITH_STATE = [  # what moves in training: the two constraints, alone and inside other layers
     "conv-exp",
     "conv-exp-power",

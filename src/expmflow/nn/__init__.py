@@ -7,8 +7,10 @@ from expmflow.nn.convnet import ConvNet
 from expmflow.nn.densenet import DenseBlock, DenseNet
 from expmflow.nn.graph import GraphNetwork
 from expmflow.nn.graph_autoregressive import GraphInner
+from expmflow.nn.lipschitz import LipschitzConvNet, LipschitzMLP, LipSwish
 from expmflow.nn.masked import MaskedConv, MaskedLinear
 from expmflow.nn.mlp import MLP
+from expmflow.nn.triangular import TriangularConvInner
 
 __all__ = [
     "MADE",
@@ -21,8 +23,12 @@ __all__ = [
     "DenseNet",
     "GraphInner",
     "GraphNetwork",
+    "LipSwish",
+    "LipschitzConvNet",
+    "LipschitzMLP",
     "MaskedConv",
     "MaskedLinear",
     "PowerConstraint",
     "SpectralConstraint",
+    "TriangularConvInner",
 ]

@@ -92,6 +92,15 @@ class SpectralConstraint(nn.Module):
         v = self.right.flatten(0, 1).index_select(0, peak).mT.unsqueeze(0)
         return torch.linalg.vector_norm(_there(matrix, self.turns.index_select(0, frequency), v)) * self.slack
 
+    @torch.no_grad()
+    def norm_bound(self, weight: Tensor) -> float:
+        """A certified bound on the norm of `weight`: its largest singular value on the grid, times the slack."""
+        matrices = _through_taps(weight.double(), self.groups)  # (groups, in, taps · out)
+        taps = self.turns.shape[2] // 2
+        waves = torch.complex(self.turns[:, 0, :taps], self.turns[:, 1, :taps]).to(torch.complex128)
+        symbols = torch.einsum("gito,ft->fgio", matrices.unflatten(2, (taps, -1)).to(torch.complex128), waves)
+        return self.slack * float(torch.linalg.matrix_norm(symbols, 2).amax())
+
     def forward(self, weight: Tensor) -> Tensor:
         with without_autocast(weight.device.type):  # networks may be coarse, their constraints are not
             if not torch.compiler.is_compiling():

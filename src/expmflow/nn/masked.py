@@ -30,9 +30,12 @@ class MaskedConv(nn.Module):
         strict: see above.
         dims: the number of spatial axes, 1 to 3.
         coeff: the largest norm of the masked kernel; None for no constraint.
+        diagonal_limit: entries at the centre between equal degrees are tanh(·) times this; None leaves them free.
+        bias: whether there is one.
     """
 
     weight: Tensor
+    bias: Tensor  # or None, as in torch
 
     def __init__(
         self,
@@ -43,6 +46,8 @@ class MaskedConv(nn.Module):
         strict: bool = False,
         dims: int = 2,
         coeff: float | None = None,
+        diagonal_limit: float | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         expect_count(kernel_size, "kernel_size")
@@ -53,8 +58,11 @@ class MaskedConv(nn.Module):
         mask = raster_mask(in_degrees, out_degrees, shape[2:], strict)
         scale = mask.sum().div(len(out_degrees)).clamp_min(1).rsqrt()
         self.weight = nn.Parameter(torch.randn(shape) * scale)
-        self.bias = nn.Parameter(torch.zeros(len(out_degrees)))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(len(out_degrees))) if bias else None)
         parametrize.register_parametrization(self, "weight", Mask(mask))
+        if diagonal_limit is not None:
+            diagonal = mask - raster_mask(in_degrees, out_degrees, shape[2:], True) > 0
+            parametrize.register_parametrization(self, "weight", BoundedDiagonal(diagonal, diagonal_limit))
         self.constrained = coeff is not None
         if coeff is not None:
             constrain(self, "weight", SpectralConstraint(self.weight, coeff, samples_per_degree=8))
@@ -94,6 +102,20 @@ class Mask(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * self.mask
+
+
+class BoundedDiagonal(nn.Module):
+    """tanh(weight) · limit where `diagonal` is true, as a parametrization."""
+
+    diagonal: Tensor
+
+    def __init__(self, diagonal: Tensor, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+        self.register_buffer("diagonal", diagonal, persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return torch.where(self.diagonal, self.limit * torch.tanh(weight), weight)
 
 
 def raster_mask(in_degrees: Tensor, out_degrees: Tensor, kernel_size: Sequence[int], strict: bool) -> Tensor:

@@ -33,12 +33,13 @@ class ConvergenceError(RuntimeError):
 
 
 def fixed_point(
-    g: Callable[[Tensor], Tensor],
+    g: Callable[..., Tensor],
     y: Tensor,
     *,
     tol: float | None = None,
     max_iterations: int = 1000,
     raise_on_failure: bool = True,
+    pass_rows: bool = False,
 ) -> Solution:
     """Solve x + g(x) = y for x by x ← y − g(x), starting at x = y.
 
@@ -51,13 +52,14 @@ def fixed_point(
         tol: the largest entry of |x + g(x) − y| that counts as solved, relative to max(1, max |y|).
         max_iterations: the number of evaluations of g after which to give up.
         raise_on_failure: raise `ConvergenceError` then; otherwise `converged` is False.
+        pass_rows: call `g(x, rows)`, with the places in the batch of the rows that are still sought.
 
     Example:
         >>> solution = fixed_point(lambda x: 0.5 * torch.sin(x), torch.ones(1, 3))
         >>> solution.converged, (solution.value + 0.5 * torch.sin(solution.value)).round(decimals=5)
         (True, tensor([[1., 1., 1.]]))
     """
-    search = _Search(lambda x, rows: (g(x), None), y, tol)
+    search = _Search(lambda x, rows: (g(x, rows) if pass_rows else g(x), None), y, tol)
     search.run(max_iterations, preconditioned=False)
     return search.result(raise_on_failure)
 

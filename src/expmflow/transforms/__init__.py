@@ -13,8 +13,11 @@ from expmflow.transforms.normalize import ActNorm
 from expmflow.transforms.original_sylvester import HouseholderSylvester, OrthogonalSylvester, TriangularSylvester
 from expmflow.transforms.periodic import PeriodicConv
 from expmflow.transforms.planar import Planar
+from expmflow.transforms.randomness import keyed_draws
 from expmflow.transforms.reshape import Flip, Permute, Squeeze
+from expmflow.transforms.residual import ResidualBlock
 from expmflow.transforms.sylvester import ConvSylvester, DenseSylvester, GeneralizedSylvester, GraphSylvester
+from expmflow.transforms.triangular import TriangularConvSylvester
 from expmflow.transforms.woodbury import Woodbury
 
 __all__ = [
@@ -42,9 +45,12 @@ __all__ = [
     "PeriodicConv",
     "Permute",
     "Planar",
+    "ResidualBlock",
     "Split",
     "Squeeze",
     "Transform",
+    "TriangularConvSylvester",
     "TriangularSylvester",
     "Woodbury",
+    "keyed_draws",
 ]

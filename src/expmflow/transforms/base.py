@@ -31,7 +31,7 @@ class Transform(nn.Module, ABC):
     and `check_context`. `expmflow.testing.check_transform` tests it.
     """
 
-    exact_logdet: ClassVar[bool] = True
+    exact_logdet: bool = True
     """Whether the log-determinant is exact; False where it is a random estimate."""
 
     closed_form: ClassVar[tuple[str, ...]] = ("forward", "inverse")

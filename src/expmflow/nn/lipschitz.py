@@ -1,0 +1,222 @@
+"""Networks with a Lipschitz constant that is known: what residual blocks are made around."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from expmflow._validation import expect, expect_count
+from expmflow.nn.constraints import SpectralConstraint, constrain
+from expmflow.nn.context import check_context, offset
+
+STEEPEST_SWISH = 1.1  # the largest slope of x σ(x) is 1.0998
+CONVOLUTIONS: dict[int, Callable[..., nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+NOT_EXPANDING = (
+    nn.Identity,
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
+)
+
+
+class LipSwish(nn.Module):
+    """x · σ(βx) / 1.1, whose slope stays within ±1 for every β > 0 (Chen et al., 2019).
+
+    β = softplus of a parameter that starts at 0.5.
+
+    Example:
+        >>> expmflow.nn.LipSwish()(torch.zeros(2))
+        tensor([0., 0.], grad_fn=...)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        beta = F.softplus(self.sharpness)
+        return F.silu(beta * x) / (STEEPEST_SWISH * beta)
+
+    def lipschitz_bound(self) -> float:
+        return 1.0
+
+
+class LipschitzConvNet(nn.Module):
+    """The paper's network inside residual blocks: convolutions 3×3, 1×1, 3×3 with LipSwish between them.
+
+    What bounds its norms is the block around it (`T.ResidualBlock`).
+
+    Args:
+        channels: C of the input and output `(batch, C, *n)`.
+        hidden: channels inside.
+        kernel_sizes: of the convolutions, odd.
+        context_channels: channels of a context `(batch, channels, *n)`, or `(batch, channels)`; 0 for none. It is added
+            behind the first convolution, and changes no Lipschitz constant in x.
+        dims: the number of spatial axes.
+
+    Example:
+        >>> expmflow.nn.LipschitzConvNet(4, hidden=16)(torch.randn(2, 4, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        *,
+        kernel_sizes: Sequence[int] = (3, 1, 3),
+        context_channels: int = 0,
+        dims: int = 2,
+    ) -> None:
+        super().__init__()
+        expect_count(channels, "channels")
+        expect_count(hidden, "hidden")
+        expect(len(kernel_sizes) > 1, "at least two convolutions", len(kernel_sizes))
+        for size in kernel_sizes:
+            expect(size % 2 == 1, "odd kernel_sizes", tuple(kernel_sizes))
+        widths = [channels, *(hidden,) * (len(kernel_sizes) - 1), channels]
+        self.chain = _alternating(
+            CONVOLUTIONS[dims](a, b, size, padding=size // 2)
+            for (a, b), size in zip(itertools.pairwise(widths), kernel_sizes, strict=True)
+        )
+        self.context_channels = context_channels
+        self.context = nn.Linear(context_channels, hidden) if context_channels else None
+
+    def forward(self, x: Tensor, context: Any = None) -> Tensor:
+        return _through(self.chain, x, self.context, context)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        """Raise `ValueError` unless `context` fits beside `x`."""
+        check_context(context, x, self.context_channels)
+
+
+class LipschitzMLP(nn.Module):
+    """Linear maps with LipSwish between them, for residual blocks on vectors `(batch, features)`.
+
+    Args:
+        features: of the input and output.
+        hidden: the widths of the hidden layers.
+        context_features: features of a context `(batch, features)`; 0 for none.
+
+    Example:
+        >>> expmflow.nn.LipschitzMLP(3, hidden=(16, 16))(torch.randn(5, 3)).shape
+        torch.Size([5, 3])
+    """
+
+    def __init__(self, features: int, hidden: Sequence[int] = (64, 64), *, context_features: int = 0) -> None:
+        super().__init__()
+        expect_count(features, "features")
+        expect(len(hidden) > 0, "at least one hidden layer", "none")
+        for width in hidden:
+            expect_count(width, "hidden")
+        self.chain = _alternating(nn.Linear(a, b) for a, b in itertools.pairwise([features, *hidden, features]))
+        self.context_channels = context_features
+        self.context = nn.Linear(context_features, hidden[0]) if context_features else None
+
+    def forward(self, x: Tensor, context: Any = None) -> Tensor:
+        return _through(self.chain, x, self.context, context)
+
+    def check_context(self, context: Any, x: Tensor) -> None:
+        """Raise `ValueError` unless `context` fits beside `x`."""
+        check_context(context, x, self.context_channels)
+
+
+def _alternating(layers: Iterator[nn.Module]) -> nn.Sequential:
+    """The layers, with an activation between one and the next."""
+    first, *rest = layers
+    return nn.Sequential(first, *(part for layer in rest for part in (LipSwish(), layer)))
+
+
+def _through(chain: nn.Sequential, x: Tensor, linear: nn.Linear | None, context: Any) -> Tensor:
+    x = chain[0](x)
+    if linear is not None:
+        x = x + offset(linear, context, x.ndim)
+    for layer in list(chain)[1:]:
+        x = layer(x)
+    return x
+
+
+def constrain_lipschitz(net: nn.Module, coeff: float) -> list[nn.Module]:
+    """Constrain the weights of `net` so that its Lipschitz constant is at most `coeff`; the layers that have them.
+
+    The input runs through the parts of `net` one after the other: of an `nn.Sequential`, or of what the network names
+    `chain`. Convolutions and linear maps get a `SpectralConstraint` each, all with the same norm, whose product is
+    `coeff`. Every other part is an activation known not to expand (ReLU, ELU, LeakyReLU, Tanh, Sigmoid, Softplus,
+    LipSwish), only moves entries, or states a constant of its own, at all weights, by a method `lipschitz_bound()`.
+    """
+    expect(0 < coeff < 1, "coeff between 0 and 1", coeff)
+    parts = list(_parts(net))
+    weighted: list[nn.Module] = [part for part in parts if isinstance(part, WEIGHTED)]
+    rest = math.prod(_stated_bound(part) for part in parts if not isinstance(part, WEIGHTED))
+    if not weighted:
+        expect(rest <= coeff, f"a network with a Lipschitz constant of at most {coeff:g}", f"{rest:g}")
+    for part in weighted:
+        new = not parametrize.is_parametrized(part, "weight")
+        expect(new, "a network whose weights are not constrained yet", f"{part} in another block")
+        _check_convolution(part)
+        limit = (coeff / rest) ** (1 / len(weighted))
+        constrain(part, "weight", SpectralConstraint(part.weight, limit, groups=getattr(part, "groups", 1)))  # type: ignore[arg-type]
+    return weighted
+
+
+@torch.no_grad()
+def lipschitz_bound(net: nn.Module) -> float:
+    """A certified bound on the Lipschitz constant of a network that `constrain_lipschitz` knows.
+
+    The product of the largest singular values of its weights over all frequencies, and of what the other parts state.
+    Costs an eigenvalue problem per frequency: for checks, not for training.
+    """
+    bounds = []
+    for part in _parts(net):
+        if isinstance(part, WEIGHTED):
+            *_, constraint = part.parametrizations["weight"]  # type: ignore[index]
+            bounds.append(constraint.norm_bound(part.weight))
+        else:
+            bounds.append(_stated_bound(part))
+    return math.prod(bounds)
+
+
+def _parts(net: nn.Module) -> Iterator[nn.Module]:
+    """What the input runs through, one after the other."""
+    chain = getattr(net, "chain", net)
+    if isinstance(chain, nn.Sequential):
+        for part in chain:
+            yield from _parts(part)
+    else:
+        yield chain
+
+
+def _stated_bound(part: nn.Module) -> float:
+    if isinstance(part, NOT_EXPANDING):
+        return 1.0
+    if isinstance(part, nn.LeakyReLU):
+        return max(1.0, abs(part.negative_slope))
+    if isinstance(part, nn.ELU):
+        return max(1.0, abs(part.alpha))
+    stated = getattr(part, "lipschitz_bound", None)
+    expect(
+        callable(stated),
+        "a network of convolutions, linear maps, activations that do not expand, and parts with a lipschitz_bound()",
+        type(part).__name__,
+    )
+    return float(stated())  # type: ignore[misc]
+
+
+def _check_convolution(part: nn.Module) -> None:
+    """Padding that repeats entries would enlarge the norm beyond that of the kernel."""
+    if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        plain = part.padding_mode in ("zeros", "circular")
+        expect(plain, "convolutions with padding_mode zeros or circular", part.padding_mode)
