@@ -15,7 +15,7 @@ CHANNELS, SIZE, LEVELS = 2, 4, 8
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> DequantizedFlow:
-    """ActNorm, ConvExp, ConvSylvester and a coupling, with variational dequantization."""
+    """ActNorm, ConvExp, ConvSylvester, a coupling and a residual block, with variational dequantization."""
     torch.manual_seed(0)
     flow = Flow(
         T.Chain(
@@ -24,6 +24,7 @@ def make_model(dtype: torch.dtype = torch.float32) -> DequantizedFlow:
                 T.ConvExp(CHANNELS),
                 T.ConvSylvester(CHANNELS, hidden=6),
                 T.AffineCoupling(N.DenseNet(1, 2, growth=4, depth=1), CHANNELS),
+                T.ResidualBlock(N.LipschitzConvNet(CHANNELS, hidden=5)),
             ]
         ),
         DiagonalGaussian((CHANNELS, SIZE, SIZE)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from expmflow.training.config import Config
 from expmflow.training.distributed import Processes
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
+from expmflow.transforms import keyed_draws
 
 Report = Callable[[dict[str, Any]], None]
 OnSamples = Callable[[int, Tensor], None]
@@ -82,6 +84,12 @@ class Run:
         """The random numbers that a global batch takes."""
         drawn = self.randomness.draws(model.draws, rows, label, counter)
         return tuple(part.to(self.device, self.dtype) for part in drawn)
+
+    def layer_draws(
+        self, model: Density, rows: Sequence[int], label: str, counter: int
+    ) -> AbstractContextManager[None]:
+        """Within, what layers draw for these rows of a global batch follows from the seed, as the noise does."""
+        return keyed_draws(model, f"{self.randomness.seed}:{label}:{counter}", rows)
 
 
 def shifted(images: Tensor, uniform: Tensor, most: int) -> Tensor:

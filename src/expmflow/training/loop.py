@@ -165,7 +165,8 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
     loss = torch.full((), math.nan, device=run.device)
     coarse = torch.autocast(run.device.type, torch.bfloat16, enabled=settings.precision == "bfloat16")
     try:
-        with coarse:
+        own_rows = run.among.slice(torch.arange(size)).tolist()
+        with coarse, run.layer_draws(state.model, own_rows, "layers", state.step):
             own = tuple(run.among.slice(part) for part in noise)
             loss = -replica(x, context, noise=own, **beta).mean()
         problem = "" if math.isfinite(float(loss.detach())) else "the loss"

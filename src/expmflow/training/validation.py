@@ -51,7 +51,8 @@ def mean_nll(run: Run, model: Density, rows: Tensor, label: str, labels: Tensor 
             noise = run.noise(model, len(batch), label, k)
             context = run.context(None if labels is None else labels[k * size : (k + 1) * size])
             try:
-                total[0] -= model(run.rows(batch), context, noise=noise).double().sum()
+                with run.layer_draws(model, range(len(batch)), f"{label} layers", k):
+                    total[0] -= model(run.rows(batch), context, noise=noise).double().sum()
             except NonFiniteError as error:  # the other processes still wait for this one's sum
                 total[0], problem = math.nan, error.layer
             total[1] += len(batch)
