@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import nn
 
 from expmflow import transforms as T
-from expmflow.nn import ConvNet, DenseNet
+from expmflow.nn import ConvNet, DenseNet, LipschitzConvNet
 
 CouplingNetwork = Literal["dense", "conv"]
 
@@ -85,6 +85,15 @@ def _sylvester_no_basis(channels: int, networks: Networks) -> T.Transform:
     return _sylvester(channels, networks, use_basis=False)
 
 
+def _sylvester_no_ar(channels: int, networks: Networks) -> T.Transform:
+    width = max(1, networks.hidden // channels)  # the paper has one unit per channel
+    return T.TriangularConvSylvester(channels, width, context_channels=networks.context)
+
+
+def _residual(channels: int, networks: Networks) -> T.Transform:
+    return T.ResidualBlock(LipschitzConvNet(channels, networks.hidden, context_channels=networks.context))
+
+
 def _coupling(channels: int, networks: Networks) -> T.Transform:
     dense = networks.coupling_network == "dense"
     return networks.dense_coupling(channels) if dense else networks.conv_coupling(channels)
@@ -93,6 +102,8 @@ def _coupling(channels: int, networks: Networks) -> T.Transform:
 SUBFLOWS: dict[str, Subflow] = {
     "sylvester": Subflow(_sylvester, ordered=True),
     "coupling": Subflow(_coupling, mixed=True),
+    "residual": Subflow(_residual),
+    "sylvester-no-ar": Subflow(_sylvester_no_ar, ordered=True),
     "sylvester-no-basis": Subflow(_sylvester_no_basis, ordered=True),
 }
 
