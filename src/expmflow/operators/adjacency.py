@@ -80,7 +80,7 @@ class DenseAdjacency(Adjacency):
 
     def norm_bound(self) -> Tensor:
         entries = self.values.double().abs()
-        return (entries.sum(-1).amax(-1) * entries.sum(-2).amax(-1)).sqrt().amax()
+        return (entries.sum(-1).amax(-1).sqrt() * entries.sum(-2).amax(-1).sqrt()).amax()
 
 
 @final
@@ -141,7 +141,7 @@ class SparseAdjacency(Adjacency):
     def norm_bound(self) -> Tensor:
         entries, zero = self.values.double().abs(), self.values.new_zeros(self.num_nodes, dtype=torch.float64)
         row_sums, col_sums = (zero.index_add(0, index, entries) for index in (self.pattern.rows, self.pattern.cols))
-        return (row_sums.amax() * col_sums.amax()).sqrt() if self.num_nodes else entries.sum()
+        return row_sums.amax().sqrt() * col_sums.amax().sqrt() if self.num_nodes else entries.sum()
 
 
 def _as_columns(x: Tensor) -> Tensor:

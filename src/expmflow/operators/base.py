@@ -89,6 +89,10 @@ class LinearOperator(ABC):
         """`x` in the memory layout in which repeated products are fastest; the values do not change."""
         return x
 
+    def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
+        """The same map on events of this shape, by an operator without the parts that cancel or do nothing there."""
+        return self
+
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         """tr A, differentiable: a scalar, or shape `(batch,)` where the operator differs within the batch.
 
@@ -238,6 +242,10 @@ class Adjoint(LinearOperator):
     def layout(self, x: Tensor) -> Tensor:
         return self.inner.layout(x)
 
+    def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
+        inner = self.inner.folded(event_shape)
+        return self if inner is self.inner else Adjoint(inner)
+
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         return self.inner.trace(event_shape)
 
@@ -298,6 +306,10 @@ class Scaled(LinearOperator):
 
     def layout(self, x: Tensor) -> Tensor:
         return self.inner.layout(x)
+
+    def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
+        inner = self.inner.folded(event_shape)
+        return self if inner is self.inner else Scaled(inner, self.factor)
 
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         return self.inner.trace(event_shape) * self.factor
@@ -365,6 +377,10 @@ class Sum(LinearOperator):
 
     def layout(self, x: Tensor) -> Tensor:
         return self.first.layout(x)
+
+    def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
+        first, second = self.first.folded(event_shape), self.second.folded(event_shape)
+        return self if first is self.first and second is self.second else Sum(first, second)
 
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         return self.first.trace(event_shape) + self.second.trace(event_shape)

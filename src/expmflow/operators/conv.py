@@ -15,7 +15,15 @@ from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count, expect_finite, expect_one_of, expect_tensor, expect_type
 from expmflow.operators import spectrum
 from expmflow.operators.base import LinearOperator, Scalar
-from expmflow.operators.padding import PADDINGS, Padding, check_size, fixed_points, pad, pad_reflect_adjoint
+from expmflow.operators.padding import (
+    PADDINGS,
+    Padding,
+    check_size,
+    fixed_points,
+    merged_taps,
+    pad,
+    pad_reflect_adjoint,
+)
 
 CHANNELS_LAST_FROM = 12  # measured: with fewer channels, and no gradient to follow, contiguous kernels are faster
 
@@ -126,6 +134,23 @@ class ConvOperator(LinearOperator):
         few = self.kernel.shape[0] < CHANNELS_LAST_FROM and not torch.is_grad_enabled()
         return x if few or x.device.type != "cpu" or transformed(x) else _channels_last(x)
 
+    def folded(self, event_shape: tuple[int, ...]) -> ConvOperator:
+        """Taps that lead around a small torus to the same point are added up, taps that lead past an image are zero."""
+        kernel = self._folded_kernel(event_shape[1:])
+        return self if kernel is self.kernel else self._around(kernel.to(self.kernel.dtype))
+
+    def _folded_kernel(self, sizes: tuple[int, ...]) -> Tensor:
+        kernel = self.kernel
+        for axis, (k, d, n) in enumerate(zip(kernel.shape[2:], self.dilation, sizes, strict=True), start=2):
+            targets = merged_taps(k, d, n, self.padding)
+            if targets != list(range(k)):  # in float64: what cancels must not leave its rounding behind
+                merge = kernel.new_zeros(k, k, dtype=torch.float64)
+                for tap, target in enumerate(targets):
+                    if target is not None:
+                        merge[tap, target] = 1
+                kernel = (kernel.double().movedim(axis, -1) @ merge).movedim(-1, axis)
+        return kernel
+
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         channels = self.kernel.shape[0]
         if len(event_shape) != self._dims + 1 or event_shape[0] != channels:
@@ -149,7 +174,7 @@ class ConvOperator(LinearOperator):
     def _symbol(self, event_shape: tuple[int, ...]) -> tuple[Tensor, float]:
         sizes = event_shape[1:]
         points, spacing, slack = spectrum.torus_sizes(sizes, self.kernel.shape[2:], self.dilation, self.padding)
-        return spectrum.symbol(self.kernel, self.groups, points, spacing), slack
+        return spectrum.symbol(self._folded_kernel(sizes), self.groups, points, spacing), slack
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         symbol, slack = self._symbol(event_shape)

@@ -64,3 +64,14 @@ def fixed_points(size: int, offset: int, padding: Padding) -> int:
         last = size - 1
         return sum(last - abs(last - abs(i + offset)) == i for i in range(size))
     return size if offset == 0 else 0
+
+
+def merged_taps(taps: int, distance: int, size: int, padding: Padding) -> list[int | None]:
+    """For each tap the first one that leads to the same point from everywhere; None for one that leads nowhere."""
+    offsets = [distance * (tap - taps // 2) for tap in range(taps)]
+    if padding == "zeros":
+        return [tap if abs(offset) < size else None for tap, offset in enumerate(offsets)]
+    if padding == "reflect":
+        return list(range(taps))
+    first: dict[int, int] = {}
+    return [first.setdefault(offset % size, tap) for tap, offset in enumerate(offsets)]

@@ -66,7 +66,9 @@ def symbol(kernel: Tensor, groups: int, points: Sequence[int], spacing: Sequence
 
 def largest_singular_value(matrices: Tensor) -> Tensor:
     """max σ over a batch of matrices, from the eigenvalues of the Gram matrices (cheaper than an SVD)."""
-    return torch.linalg.eigvalsh(matrices.mH @ matrices).amax().clamp_min(0).sqrt()
+    size = matrices.abs().amax()
+    matrices = matrices / torch.where(size > 0, size, 1)  # squares of very small or large numbers are none
+    return torch.linalg.eigvalsh(matrices.mH @ matrices).amax().clamp_min(0).sqrt() * size
 
 
 def hermitian_range(matrices: Tensor) -> tuple[Tensor, Tensor]:
