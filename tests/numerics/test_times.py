@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,6 +98,38 @@ def test_several_times_keep_the_tolerance(kind):
     for tol in (1e-2, 1e-5, 1e-9):
         error = (ef.expm_apply(op, x, TIMES[kind], tol=tol) - exact).norm(dim=-1)
         assert (error <= tol * x.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize(("count", "end"), [(10, 1.0), (1000, -1.0), (3000, 1.0), (1000, 20.0)])
+def test_any_number_of_times_keeps_the_promise(count, end, dtype):
+    """Growth, decay and a rotation in closed form, none of which lets roundings average out."""
+    times = torch.linspace(0, end, count, dtype=dtype)
+    exact_times = times.double().numpy().astype(np.longdouble)
+    turn = ef.DenseOperator(torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=dtype))
+    one = ef.DenseOperator(torch.ones(1, 1, dtype=dtype))
+    grown, turned = np.exp(exact_times)[:, None], np.stack([np.cos(exact_times), np.sin(exact_times)], axis=1)
+    for op, exact in ((one, grown), (turn, turned)):
+        x = torch.eye(exact.shape[1], dtype=dtype)[:1]
+        z = ef.expm_apply(op, x, times)[:, 0].double().numpy()
+        off = np.linalg.norm((z - exact).astype(np.float64), axis=1) / np.maximum(grown[:, 0] if op is one else 1, 1)
+        growth = {"log_norm": max(end, 0.0)} if op is one else {}
+        plan = ef.plan_series(abs(end), None, dtype, **growth)
+        assert float(off.max()) <= max({torch.float32: 1e-6, F64: 1e-14}[dtype], plan.error_bound)
+
+
+def test_many_times_are_cheaper_than_as_many_calls():
+    calls = []
+    op = ef.FunctionOperator(lambda x: calls.append(1) or -x, norm_bound=1.0, log_norm_bound=-1.0)
+    x, times = torch.ones(1, 1, dtype=F64), [k / 200 for k in range(1, 201)]
+    op(x)
+    calls.clear()
+    ef.expm_apply(op, x, times)
+    together = len(calls)
+    calls.clear()
+    for t in times:
+        ef.expm_apply(op, x, t)
+    assert together < 0.8 * len(calls)
 
 
 def test_one_sweep_is_cheaper_than_separate_calls():

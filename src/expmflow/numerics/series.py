@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -62,8 +63,11 @@ def expm_apply(
         op.check_input(x)
         times = _as_times(t, x)
         if isinstance(times, list):
-            return _at_times(op, x, times, tol, terms, gradient)
-        return apply_at(op, x, times, tol, terms, gradient)
+            z = _at_times(op, x, times, tol, terms, gradient)
+        else:
+            z = apply_at(op, x, times, tol, terms, gradient)
+        _check_overflow(z, x)
+        return z
 
 
 def apply_at(
@@ -75,12 +79,13 @@ def apply_at(
     gradient: Gradient,
 ) -> Tensor:
     """`expm_apply` at one time, unchecked: for layers, which have checked their input."""
-    scaled = op if isinstance(t, float) and t == 1.0 else op.scale(t)
+    folded = op.folded(tuple(x.shape[1:]))
+    scaled = folded if isinstance(t, float) and t == 1.0 else folded.scale(t)
     if terms is None and not transformed(x) and has_graph_series(scaled):
         z = apply_graph_series(scaled, x, tol, keep=gradient == "autograd")
         if z is not None:
             return z
-    plan = _plan_for(op, t, scaled, x, tol, terms)
+    plan = _plan_for(op, t, x, tol, terms)
     recorded = gradient == "autograd" or not torch.is_grad_enabled() or transformed(x, *op.parameters)
     run = apply_recording if recorded else apply_recomputing
     return run(scaled, scaled.layout(x), plan)
@@ -89,7 +94,6 @@ def apply_at(
 def _plan_for(
     op: LinearOperator,
     t: float | Tensor,
-    scaled: LinearOperator,
     x: Tensor,
     tol: float | None,
     terms: int | SeriesPlan | None,
@@ -105,9 +109,11 @@ def _plan_for(
     plan = plan_series(norm, tol, x.dtype)
     if plan.steps == 1 and plan.error_bound <= asked:  # knowing the growth would save a term, and costs like the norm
         return plan
-    forwards = bool(factor >= 0)
-    grows = op.log_norm_bound(event_shape) * factor if forwards else scaled.log_norm_bound(event_shape)
-    return plan_series(norm, tol, x.dtype, log_norm=grows)
+    if factor >= 0:
+        grows = op.log_norm_bound(event_shape)
+    else:
+        grows = op.remember("log_norm of −A", event_shape, lambda shape: (-op).log_norm_bound(shape))
+    return plan_series(norm, tol, x.dtype, log_norm=grows * factor.abs())
 
 
 def _at_times(
@@ -118,21 +124,59 @@ def _at_times(
     terms: int | SeriesPlan | None,
     gradient: Gradient,
 ) -> Tensor:
-    """All times in one sweep: each starts where its predecessor on the same side of zero arrived."""
+    """All times in one sweep: each starts where its predecessor on the same side of zero arrived, or again from x.
+
+    Errors add up along the way, so it takes at most half as many products again as lead straight from x to where it is.
+    """
     if terms is not None:
         return torch.stack([apply_at(op, x, t, tol, terms, gradient) for t in times])
-    share = (default_tol(x.dtype) if tol is None else tol) / max(len(times), 1)
+    half = (default_tol(x.dtype) if tol is None else tol) / 2
     values = [float(t.detach()) for t in times]
     # at time zero the value is x, and the derivative A x
-    arrived = [apply_at(op, x, t, share, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)]
+    arrived = [apply_at(op, x, t, half, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)]
     order = sorted(range(len(times)), key=lambda k: abs(values[k]))
     for side in (1.0, -1.0):
-        value, now = x, torch.zeros((), dtype=x.dtype, device=x.device)
-        for k in order:
-            if values[k] * side > 0:
-                value, now = apply_at(op, value, times[k] - now, share, None, gradient), times[k]
-                arrived[k] = value
+        ahead = [k for k in order if values[k] * side > 0]
+        if not ahead:
+            continue
+        last = values[ahead[-1]]
+        share = half / min(len(ahead), 1.5 * _plan_for(op, last, x, half, None).products)
+        straight = _products_from_zero(op, x, last, share)
+        value, now, spent = x, torch.zeros((), dtype=x.dtype, device=x.device), 0
+        for k in ahead:
+            step = times[k] - now
+            spent += _plan_for(op, step, x, share, None).products
+            if spent > 1.5 * (direct := straight(values[k] / last)):
+                value, step, spent, within = x, times[k], direct, half
+            else:
+                within = share
+            value, now = apply_at(op, value, step, within, None, gradient), times[k]
+            arrived[k] = value
     return torch.stack(arrived)
+
+
+def _products_from_zero(op: LinearOperator, x: Tensor, last: float, tol: float) -> Callable[[float], int]:
+    """How many products lead from time zero to a share of the `last` time, which is rounded up to a sixteenth."""
+
+    @cache
+    def products(sixteenths: int) -> int:
+        plan = _plan_for(op, last * sixteenths / 16, x, tol, None)
+        return max(plan.products, products(sixteenths - 1)) if sixteenths > 1 else plan.products
+
+    return lambda share: products(math.ceil(16 * share))
+
+
+def _check_overflow(z: Tensor, x: Tensor) -> None:
+    """Raise where a finite `x` has no finite image."""
+    if torch.compiler.is_compiling() or transformed(z) or _is_finite(z.detach()) or not _is_finite(x.detach()):
+        return
+    expect(
+        False, f"exp(tA) x within the range of {z.dtype}", "a result that overflows: take a smaller t, or a wider dtype"
+    )
+
+
+def _is_finite(x: Tensor) -> bool:
+    return x.numel() == 0 or all(math.isfinite(float(extreme)) for extreme in torch.aminmax(x))
 
 
 def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor | list[Tensor]:

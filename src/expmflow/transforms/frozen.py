@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from expmflow.numerics import SeriesPlan, expm_apply, plan_series
-from expmflow.numerics.series import Gradient
+from expmflow.numerics import SeriesPlan, plan_series
+from expmflow.numerics.series import Gradient, apply_at
 from expmflow.operators import ConvOperator, DenseOperator, LinearOperator
 from expmflow.transforms.base import Output, expanded
 
@@ -55,7 +55,7 @@ class Frozen:
             matrix = self._matrix(op, x, sign, plan)
             z = (x.flatten(1) @ matrix).reshape(x.shape)
             return z, expanded(sign * op.trace(event_shape), x)
-        z = expm_apply(op, x, sign, terms=plan, gradient=layer.gradient)
+        z = apply_at(op, x, sign, None, plan, layer.gradient)
         return z, expanded(sign * op.trace(event_shape), x)
 
     def _current(self, layer: Freezable) -> LinearOperator:
@@ -100,5 +100,5 @@ class Frozen:
         if key not in self._matrices:
             size = x[0].numel() if x.shape[0] else torch.Size(x.shape[1:]).numel()
             units = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, *x.shape[1:])
-            self._matrices[key] = expm_apply(op, units, sign, terms=plan).reshape(size, size)
+            self._matrices[key] = apply_at(op, units, sign, None, plan, "autograd").reshape(size, size)
         return self._matrices[key]
