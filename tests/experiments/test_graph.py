@@ -100,15 +100,15 @@ class TestReproduce:
         assert reproduce(tmp_path, "--only", "mog-4-coupling").code == 0
         (first,) = rows(tmp_path)
         seen: list[int] = []
-        save = graph.save_results
+        save = graph.GraphTable.save
 
-        def saving(path: Path, found: list[dict], preset: str) -> None:
-            save(path, found, preset)
+        def saving(table: graph.GraphTable, path: Path, found: list[dict], preset: str) -> None:
+            save(table, path, found, preset)
             seen.append(len(rows(tmp_path)))
             lines = (tmp_path / "results" / "graph-laptop.md").read_text().splitlines()
             assert sum(line.startswith("| mog-") for line in lines) == seen[-1]
 
-        monkeypatch.setattr(graph, "save_results", saving)
+        monkeypatch.setattr(graph.GraphTable, "save", saving)
         outcome = reproduce(
             tmp_path, "--only", "mog-ring-coupling", "--only", "mog-4-coupling", "--only", "mog-4-gnf-0"
         )
@@ -145,14 +145,14 @@ class TestReproduce:
         assert weights(tmp_path)  # it has trained all the same
 
     def test_a_row_that_fails_leaves_the_others(self, tmp_path: Path, monkeypatch):
-        train = graph.train_row
+        train = graph.GraphTable.train
 
-        def failing(row: graph.Row, *arguments, **options):
+        def failing(table: graph.GraphTable, row: graph.Row, *arguments, **options):
             if row.model == "gnf":
                 raise KeyboardInterrupt
-            return train(row, *arguments, **options)
+            return train(table, row, *arguments, **options)
 
-        monkeypatch.setattr(graph, "train_row", failing)
+        monkeypatch.setattr(graph.GraphTable, "train", failing)
         outcome = reproduce(tmp_path, "--only", "mog-4")
         assert outcome.code == 130
         assert [row["model"] for row in rows(tmp_path)] == ["coupling"]

@@ -4,59 +4,62 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expmflow._validation import expect
-from expmflow.cli.console import progress, result, say, speaks
-from expmflow.experiments import graph
+from expmflow._validation import expect, expect_one_of
+from expmflow.cli.console import device_named, progress, result, say, speaks
+from expmflow.experiments.registry import EXPERIMENTS
 
-
-class Experiment(StrEnum):
-    """The paper's experiments that are here."""
-
-    graph = "graph"
-
-
-class Preset(StrEnum):
-    """How long, which models, and whether gradients are clipped."""
-
-    laptop = "laptop"
-    paper = "paper"
-    best = "best"
-    clipped = "clipped"
+if TYPE_CHECKING:
+    Name = str
+    Preset = str
+else:  # the names follow the registry, and a wrong one is refused before anything is run
+    presets = dict.fromkeys(preset for table in EXPERIMENTS.values() for preset in table.presets)
+    Name = StrEnum("Name", {name: name for name in EXPERIMENTS})
+    Preset = StrEnum("Preset", {preset: preset for preset in presets})
+ABOUT = "; ".join(
+    f"of {name}: " + ", ".join(f"{preset} ({about})" for preset, about in table.presets.items())
+    for name, table in EXPERIMENTS.items()
+)
 
 
 def reproduce(
-    experiment: Annotated[Experiment, typer.Argument(help="Which of the paper's tables.")],
-    preset: Annotated[Preset, typer.Option(help="Short, the paper's, our best, or MoG-16 clipped.")] = Preset.laptop,
+    experiment: Annotated[Name, typer.Argument(help="Which of the paper's tables.")],
+    preset: Annotated[Preset, typer.Option(help=f"{ABOUT}.")] = "laptop",
     only: Annotated[list[str] | None, typer.Option(help="Rows whose name begins so; all if not given.")] = None,
     runs: Annotated[Path, typer.Option(help="Where the runs are written.")] = Path("runs/reproduce"),
-    results: Annotated[Path, typer.Option(help="Where the table and the weights are written.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Where the table, and what belongs beside it, is written.")] = Path(
+        "results"
+    ),
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the rows; run and write nothing.")] = False,
 ) -> None:
     """Run a table of the paper, row by row. A row that was cut is resumed; one that is done is not run again.
 
-    Each row is a run of its own below --runs; its result goes into --results at once, with its weights beside it. With
-    many processes: torchrun --standalone --nproc-per-node 2 -m expmflow reproduce graph.
+    Each row is a run of its own below --runs; its result goes into --results at once. With many processes: torchrun
+    --standalone --nproc-per-node 2 -m expmflow reproduce graph.
     """
-    table_rows = graph.table_rows(preset)
+    experiment, preset = str(experiment), str(preset)
+    table = EXPERIMENTS[experiment]
+    expect_one_of(preset, table.presets, f"--preset of {experiment}")
+    device_named(device)
+    table_rows = table.rows(preset)
     known = ", ".join(row.name for row in table_rows)
     strange = [name for name in only or [] if not any(row.name.startswith(name) for row in table_rows)]
     expect(not strange, f"--only to begin the name of a row ({known})", ", ".join(strange))
     rows = [row for row in table_rows if not only or any(row.name.startswith(name) for name in only)]
-    table = results / (f"{experiment.value}.json" if preset is Preset.paper else f"{experiment.value}-{preset}.json")
-    weights = table.with_suffix("")
-    done = {graph.Row(r["data"], r["model"], r["seed"]).name for r in graph.load_results(table)}
-    steps = graph.PRESETS[preset]["steps"]
+    path = table.results_file(results, preset)
+    done = {table.row_name(r) for r in table.load(path)}
     for row in rows:
+        steps = table.steps(row, preset)
         if dry_run:
-            result(f"{row.name}: done, in {table}" if row.name in done else f"{row.name}: {steps} steps")
+            result(f"{row.name}: done, in {path}" if row.name in done else f"{row.name}: {steps} steps")
             continue
         if row.name in done:
-            say(f"{row.name}: done already, in {table}; with another --results it is run again")
+            say(f"{row.name}: done already, in {path}; with another --results it is run again")
             continue
         with progress(row.name, steps) as advance:
             last = 0
@@ -66,12 +69,12 @@ def reproduce(
                 advance(number - last)
                 last = number
 
-            place = runs / experiment.value / preset
-            graph.train_row(row, preset, place, threads=threads, on_step=step)
+            place = runs / experiment / preset
+            table.train(row, preset, place, threads=threads, device=device, on_step=step)
             if not speaks():  # of several processes one tests and writes
                 continue
-            found = graph.measure_row(row, preset, place, weights)
-        graph.save_results(table, [*graph.load_results(table), found], preset)
-        say(f"{row.name}: {found['nats_per_node']:.4f} nats per node (paper {found['paper']:.2f})")
+            found = table.measure(row, preset, place, path.with_suffix(""), device=device)
+        table.save(path, [*table.load(path), found], preset)
+        say(f"{row.name}: {table.summary(found)}")
     if not dry_run:
-        say(f"The table is in {table.with_suffix('.md')}")
+        say(f"The table is in {path.with_suffix('.md')}")

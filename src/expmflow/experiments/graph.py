@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,13 +12,12 @@ from typing import Any
 
 import torch
 
-from expmflow.data import DataError
 from expmflow.data.graphs import MIXTURES
+from expmflow.experiments.experiment import Experiment, Result, step_seconds
 from expmflow.experiments.table import markdown_table
 from expmflow.runs.evaluation import open_run
 from expmflow.runs.pretrained import save_pretrained
 from expmflow.training.config import Config, parse_config
-from expmflow.training.files import write_json, write_text
 from expmflow.training.job import OnStep
 from expmflow.training.loop import train
 from expmflow.training.run import RunFolder
@@ -101,79 +99,10 @@ def table_rows(preset: str) -> list[Row]:
     return rows
 
 
-def _known_rows() -> list[Row]:
-    return table_rows("paper") + table_rows("best")
-
-
-def train_row(
-    row: Row, preset: str, runs: Path, *, threads: int | None = None, on_step: OnStep = lambda step: None
-) -> None:
-    """Train the row in a folder of its own below `runs`, or go on with it; alone or with other processes."""
-    train(row.config(preset, threads), runs / row.name, on_step=on_step)
-
-
-def measure_row(row: Row, preset: str, runs: Path, weights: Path) -> dict[str, Any]:
-    """What a trained row comes to on the test graphs; the best weights are left in `weights` as well."""
-    folder = runs / row.name
-    started = time.perf_counter()
-    save_pretrained(folder, weights / row.name)
-    trained = open_run(weights / row.name)
-    nodes = MIXTURES[row.data].nodes
-    nll = -trained.log_likelihoods(trained.data().test) / nodes
-    paper, paper_error = PAPER[row.data]["gnf-exp" if row.model == BEST else row.model]  # the best is against its best
-    return {
-        "data": row.data,
-        "model": row.model,
-        "seed": row.seed,
-        "nats_per_node": float(nll.mean()),
-        "standard_error": float(nll.std()) / len(nll) ** 0.5,
-        "test_graphs": len(nll),
-        "paper": paper,
-        "paper_error": paper_error,
-        "training_seconds": round(sum(_seconds(RunFolder(folder).read_metrics()))),
-        "test_seconds": round(time.perf_counter() - started),
-        "steps": PRESETS[preset]["steps"],
-        "threads": torch.get_num_threads(),
-        "command": f"expmflow reproduce graph --preset {preset} --only {row.name}",
-    }
-
-
-def _seconds(records: Iterable[dict[str, Any]]) -> Iterator[float]:
-    """What the steps of a run took, pauses left out."""
-    before = 0
-    for record in records:
-        if "seconds_per_step" in record:
-            yield record["seconds_per_step"] * (record["step"] - before)
-            before = record["step"]
-
-
 @functools.cache
 def entropies() -> dict[str, float]:
     """Of the four data sets, in nats per node."""
     return {name: mixture.entropy() for name, mixture in MIXTURES.items()}
-
-
-def save_results(path: Path, found: list[dict[str, Any]], preset: str) -> None:
-    """`path` with the rows, sorted, and the table beside it as Markdown."""
-    order = {row.name: k for k, row in enumerate(_known_rows())}
-    found = sorted(found, key=lambda r: order[Row(r["data"], r["model"], r["seed"]).name])
-    write_json(path, {"rows": found, "entropy": {name: round(value, 4) for name, value in entropies().items()}})
-    write_text(path.with_suffix(".md"), results_text(found, preset))
-
-
-def load_results(path: Path) -> list[dict[str, Any]]:
-    """The rows that are there already."""
-    if not path.exists():
-        return []
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        names = [Row(r["data"], r["model"], r["seed"]).name for r in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"Expected the rows of a table in {path}; got: {type(error).__name__}: {error}.") from None
-    strange = set(names) - {row.name for row in _known_rows()}
-    if strange:
-        raise DataError(f"Expected rows of the table in {path}; got {', '.join(sorted(strange))}.")
-    return rows
 
 
 def _over_seeds(found: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, list[float]]]:
@@ -223,3 +152,64 @@ def results_text(found: list[dict[str, Any]], preset: str) -> str:
         f"{choice} Seconds are those of training, with threads: {threads}; beside other work.\n\n"
         + markdown_table(header, rows)
     )
+
+
+class GraphTable(Experiment[Row]):
+    """`expmflow reproduce graph`."""
+
+    def __init__(self) -> None:
+        self.name = "graph"
+        self.presets = {
+            "laptop": "short",
+            "paper": "the paper's length",
+            "best": "our best model",
+            "clipped": "MoG-16 with clipped gradients",
+        }
+
+    def rows(self, preset: str) -> list[Row]:
+        return table_rows(preset)
+
+    def row_name(self, result: Result) -> str:
+        return Row(result["data"], result["model"], result["seed"]).name
+
+    def steps(self, row: Row, preset: str) -> int:
+        return PRESETS[preset]["steps"]
+
+    def train(
+        self, row: Row, preset: str, runs: Path, *, threads: int | None = None, device: str = "cpu", on_step: OnStep
+    ) -> None:
+        train(row.config(preset, threads), runs / row.name, device=device, on_step=on_step)
+
+    def measure(self, row: Row, preset: str, runs: Path, folder: Path, *, device: str = "cpu") -> Result:
+        """On the test graphs; the best weights are left in `folder` as well."""
+        run, weights = runs / row.name, folder / row.name
+        started = time.perf_counter()
+        save_pretrained(run, weights)
+        trained = open_run(weights, device)
+        nodes = MIXTURES[row.data].nodes
+        nll = -trained.log_likelihoods(trained.data().test) / nodes
+        paper, paper_error = PAPER[row.data]["gnf-exp" if row.model == BEST else row.model]  # ours against their best
+        return {
+            "data": row.data,
+            "model": row.model,
+            "seed": row.seed,
+            "nats_per_node": float(nll.mean()),
+            "standard_error": float(nll.std()) / len(nll) ** 0.5,
+            "test_graphs": len(nll),
+            "paper": paper,
+            "paper_error": paper_error,
+            "training_seconds": round(sum(step_seconds(RunFolder(run).read_metrics()))),
+            "test_seconds": round(time.perf_counter() - started),
+            "steps": PRESETS[preset]["steps"],
+            "threads": torch.get_num_threads(),
+            "command": self.command(row, preset),
+        }
+
+    def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
+        return {"entropy": {name: round(value, 4) for name, value in entropies().items()}}
+
+    def text(self, table: Mapping[str, Any], preset: str) -> str:
+        return results_text(table["rows"], preset)
+
+    def summary(self, result: Result) -> str:
+        return f"{result['nats_per_node']:.4f} nats per node (paper {result['paper']:.2f})"

@@ -15,6 +15,8 @@ from expmflow import transforms as T
 
 TRAINING_TOL = 3e-3  # of the exponentials between couplings; a gradient moves by far less than from batch to batch
 
+SPATIAL_RANK = 24  # of Woodbury layers at every level, as in the paper's comparison
+
 Shape = tuple[int, int, int]
 """Channels, height and width of what a layer is given."""
 
@@ -34,10 +36,29 @@ def _convexp_skew(shape: Shape, start: Tensor | None) -> list[T.Transform]:
     return _convexp(shape, start, skew=True)
 
 
+def _emerging(shape: Shape, start: Tensor | None) -> list[T.Transform]:
+    return [T.Emerging(shape[0], conv1x1=T.Conv1x1(shape[0], "free", start=start))]
+
+
+def _woodbury(shape: Shape, start: Tensor | None) -> list[T.Transform]:
+    return [*_conv1x1(shape, start), T.Woodbury(*shape, channel_rank=0, spatial_rank=SPATIAL_RANK)]
+
+
+def _periodic(shape: Shape, start: Tensor | None) -> list[T.Transform]:
+    layer = T.PeriodicConv(shape[0])  # whose middle mixes channels as a 1×1 does
+    if start is not None:
+        with torch.no_grad():
+            layer.kernel[:, :, 1, 1] = start
+    return [layer]
+
+
 MIXINGS: dict[str, Builder] = {
     "1x1": _conv1x1,
     "convexp": _convexp,
     "convexp-skew": _convexp_skew,
+    "emerging": _emerging,
+    "woodbury": _woodbury,
+    "periodic": _periodic,
 }
 
 if TYPE_CHECKING:

@@ -1,0 +1,129 @@
+"""What all tables of the paper share: rows that are trained and measured one by one, and files of results."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from expmflow.data import DataError
+from expmflow.training.config import Config
+from expmflow.training.files import write_json, write_text
+from expmflow.training.job import OnStep
+
+Result = dict[str, Any]
+"""What came out of one row, as it stands in the results file."""
+
+
+class Row(Protocol):
+    """One line of a table, and one training."""
+
+    @property
+    def name(self) -> str:
+        """Of the row, and of its run's folder."""
+
+    def config(self, preset: str, threads: int | None = None) -> Config:
+        """What is trained."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+class Experiment(ABC, Generic[R]):
+    """A table of the paper.
+
+    A row that is trained and measured goes into `NAME.json` at once, under `rows`, in the order of the table; `NAME.md`
+    beside it is made from that file alone.
+    """
+
+    name: str
+    presets: Mapping[str, str]
+    """Names, and what each of them is."""
+
+    main: str = "paper"
+    """The preset whose results are `NAME.json`; those of the others are `NAME-PRESET.json`."""
+
+    @abstractmethod
+    def rows(self, preset: str) -> Sequence[R]:
+        """All rows, in order."""
+
+    @abstractmethod
+    def row_name(self, result: Result) -> str:
+        """The name of the row that a result is of; `KeyError` if it does not say."""
+
+    @abstractmethod
+    def steps(self, row: R, preset: str) -> int:
+        """Steps of the optimizer that the row takes in all."""
+
+    @abstractmethod
+    def train(
+        self, row: R, preset: str, runs: Path, *, threads: int | None = None, device: str = "cpu", on_step: OnStep
+    ) -> None:
+        """Train the row in a folder of its own below `runs`, or go on with it; alone or with other processes."""
+
+    @abstractmethod
+    def measure(self, row: R, preset: str, runs: Path, folder: Path, *, device: str = "cpu") -> Result:
+        """What a trained row comes to on the test; what belongs beside the table is left in `folder`."""
+
+    @abstractmethod
+    def text(self, table: Mapping[str, Any], preset: str) -> str:
+        """The table as Markdown, from the contents of the results file."""
+
+    @abstractmethod
+    def summary(self, result: Result) -> str:
+        """A row's result in a few words."""
+
+    def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
+        """What the results file says beside its rows."""
+        return {}
+
+    def draw(self, table: Mapping[str, Any], path: Path) -> None:
+        """The figure beside the table, if it has one."""
+
+    def results_file(self, results: Path, preset: str) -> Path:
+        """Where a preset's results are."""
+        return results / (f"{self.name}.json" if preset == self.main else f"{self.name}-{preset}.json")
+
+    def command(self, row: R, preset: str) -> str:
+        """What runs this row alone."""
+        return f"expmflow reproduce {self.name} --preset {preset} --only {row.name}"
+
+    def load(self, path: Path) -> list[Result]:
+        """The rows that are there already."""
+        if not path.exists():
+            return []
+        try:
+            rows: list[Result] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            names = [self.row_name(r) for r in rows]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"Expected the rows of a table in {path}; got: {type(error).__name__}: {error}.") from None
+        strange = set(names) - set(self._order())
+        if strange:
+            raise DataError(f"Expected rows of the table in {path}; got {', '.join(sorted(strange))}.")
+        return rows
+
+    def save(self, path: Path, found: Sequence[Result], preset: str) -> None:
+        """`path` with the rows in the table's order; the Markdown and the figure beside it."""
+        order = self._order()
+        rows = sorted(found, key=lambda result: order[self.row_name(result)])
+        table = {"rows": rows, **self.more(rows, path.with_suffix(""))}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, table)
+        write_text(path.with_suffix(".md"), self.text(table, preset))
+        self.draw(table, path)
+
+    def _order(self) -> dict[str, int]:
+        """The place of each row of any preset."""
+        names = dict.fromkeys(row.name for preset in self.presets for row in self.rows(preset))
+        return {name: place for place, name in enumerate(names)}
+
+
+def step_seconds(records: Iterable[dict[str, Any]]) -> Iterator[float]:
+    """What the steps of a run took between records, pauses left out."""
+    before = 0
+    for record in records:
+        if "seconds_per_step" in record:
+            yield record["seconds_per_step"] * (record["step"] - before)
+            before = record["step"]

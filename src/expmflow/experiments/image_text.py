@@ -1,0 +1,107 @@
+"""Tables of image flows as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from expmflow.experiments.table import markdown_table
+from expmflow.training.config import Config
+
+HEADER = ["model", "seed", "paper −ELBO", "ours", "paper NLL", "ours", "parameters", "lr", "s/step", "s", "command"]
+
+
+def table_text(table: Mapping[str, Any], *, title: str, about: str, labels: Mapping[str, str], config: Config) -> str:
+    """Rows, means over seeds, differences on the same images."""
+    rows: Sequence[Mapping[str, Any]] = table["rows"]
+    optim, settings = config.optim, config.train
+    parts = [f"# {title}\n\n{about}\n"]
+    decay = "" if optim.decay == 1 else f", times {optim.decay:g} every {_every(config)}"
+    parts.append(
+        f"CIFAR-10, bits per dimension. {settings.steps:,} steps of {settings.batch_size} images; {optim.optimizer}, "
+        f"{optim.warmup:,} steps of warm-up{decay}.{_rate_words(rows)} ± of a row is the standard error over the test "
+        "images, of several seeds the standard deviation over them, of the paper the spread of its runs where it gives "
+        f"one. Parameters count without weights that a mask keeps at zero.{_test_words(rows)}\n"
+    )
+    parts.append(markdown_table(HEADER, [*(_row(r, labels) for r in rows), *_over_seeds(rows, labels)]))
+    if table.get("differences"):
+        first = labels.get(table["differences"][0]["minus"], table["differences"][0]["minus"])
+        header = ["model", "seed", "paper −ELBO", "ours", "paper NLL", "ours"]
+        lines = [_difference(d, rows, labels) for d in table["differences"]]
+        parts.append(f"Differences from {first} on the same test images, below zero where the row is better:\n")
+        parts.append(markdown_table(header, lines))
+    return "\n".join(parts)
+
+
+def _every(config: Config) -> str:
+    return "epoch" if config.optim.decay_every is None else f"{config.optim.decay_every:,} steps"
+
+
+def _rate_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which learning rates there were to choose from."""
+    tried = dict.fromkeys(rate for r in rows for rate in r["tried"])
+    if not tried:
+        return ""
+    return f" A row's learning rate is that of {', '.join(tried)} with the best validation after a short training."
+
+
+def _test_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Over how many images, from how many samples, with how many threads."""
+    if not rows:
+        return ""
+    images = sorted({r["elbo_images"] for r in rows})
+    weighed = sorted({(r["nll_images"], r["importance_samples"]) for r in rows if r["nll"] is not None})
+    words = f" The −ELBO is that of {' or '.join(f'{n:,}' for n in images)} test images"
+    words += "".join(f", the NLL that of the first {n:,}, by {k:,} importance samples each" for n, k in weighed)
+    threads = " or ".join(str(n) for n in sorted({r["threads"] for r in rows}))
+    return f"{words}. Seconds are those of training, with threads: {threads}."
+
+
+def _row(r: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+    return [
+        labels[r["model"]],
+        str(r["seed"]),
+        _of_paper(r["paper"], "elbo"),
+        _with_error(r["elbo"], r.get("elbo_standard_error")),
+        _of_paper(r["paper"], "nll"),
+        _with_error(r["nll"], r.get("nll_standard_error")),
+        f"{r['parameters']:,}",
+        f"{r['lr']:g}",
+        f"{r['seconds_per_step']:.3f}",
+        f"{r['training_seconds']:,}",
+        f"`{r['command']}`",
+    ]
+
+
+def _over_seeds(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Iterator[list[str]]:
+    for model in dict.fromkeys(r["model"] for r in rows):
+        cell = [r for r in rows if r["model"] == model]
+        if len(cell) > 1:
+            values = {name: [r[name] for r in cell if r[name] is not None] for name in ("elbo", "nll")}
+            ours = {n: f"**{mean(v):.4f}** ± {stdev(v):.4f}" if len(v) > 1 else "–" for n, v in values.items()}
+            paper = cell[0]["paper"]
+            beside = [_of_paper(paper, "elbo"), ours["elbo"], _of_paper(paper, "nll"), ours["nll"]]
+            yield [labels[model], f"{len(cell)} seeds", *beside, *5 * [""]]
+
+
+def _difference(d: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[str]:
+    papers = {r["model"]: r["paper"] for r in rows}
+    line = [labels[d["model"]], str(d["seed"])]
+    for name in ("elbo", "nll"):
+        theirs = [papers[model].get(name) for model in (d["model"], d["minus"])]
+        known = None not in theirs
+        line += [f"{theirs[0] - theirs[1]:+.3f}" if known else "–"]
+        line += [f"{d[name]:+.4f} ± {d[f'{name}_standard_error']:.4f}" if name in d else "–"]
+    return line
+
+
+def _of_paper(paper: Mapping[str, float], name: str) -> str:
+    if name not in paper:
+        return "–"
+    error = paper.get(f"{name}_error")
+    return f"{paper[name]:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")

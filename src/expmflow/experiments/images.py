@@ -1,0 +1,293 @@
+"""The paper's tables of image flows on CIFAR-10: one skeleton a table, of which each row changes one layer."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from expmflow._validation import expect
+from expmflow.distributions import bits_per_dim
+from expmflow.distributions.describe import count_parameters
+from expmflow.experiments.curves import draw_curves
+from expmflow.experiments.experiment import Experiment, Result, step_seconds
+from expmflow.experiments.image_text import table_text
+from expmflow.experiments.values import Values, paired_differences
+from expmflow.runs.evaluation import open_run
+from expmflow.runs.importance import importance_estimates, results_file
+from expmflow.runs.pretrained import save_pretrained
+from expmflow.training.config import Config, parse_config
+from expmflow.training.job import OnStep
+from expmflow.training.loop import train
+from expmflow.training.run import RunFolder
+from expmflow.training.validation import TrainingError
+
+NATS_PER_BIT = 3 * 32 * 32 * math.log(2)
+"""Nats in one bit per dimension of CIFAR-10: the authors clip and regularise losses in bits, and ours are in nats."""
+
+TIMED_STEPS, WARM_STEPS = 24, 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of the paper's table: what tells it from the others.
+
+    Args:
+        name: of the row.
+        model: its own settings of the model, in every preset.
+        paper: −ELBO and NLL in bits per dimension, and the error bars of each where there are any.
+        weighed: whether there is an importance-weighted NLL; not where log-determinants are random estimates.
+        matched: whether the row has as many parameters as the others.
+        shared: the table in which the very same row is trained.
+        label: what to call it in the table; its name if empty.
+    """
+
+    name: str
+    model: Mapping[str, Any]
+    paper: Mapping[str, float] = field(default_factory=dict)
+    weighed: bool = True
+    matched: bool = True
+    shared: str | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How long, how large: what all rows of a preset have in common, and the sizes in which they differ.
+
+    Args:
+        about: in a few words.
+        model: the skeleton.
+        sizes: by the name of the cell, settings that bring it to the common number of parameters.
+        data, optim, train: of the config.
+        rates: learning rates, of which the best is chosen for each row, by the validation after `rate_steps` steps.
+        seeds: trainings of each row.
+        images: of the test, for the −ELBO; all if None.
+        weighed_images, samples: for the NLL, and importance samples for each.
+        choices: sentences about what the paper leaves open, or what its code does otherwise.
+    """
+
+    about: str
+    model: Mapping[str, Any]
+    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    rate_steps: int = 0
+    seeds: tuple[int, ...] = (0,)
+    images: int | None = None
+    weighed_images: int = 10_000
+    samples: int = 1000
+    choices: str = ""
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """A cell with a seed."""
+
+    cell: Cell
+    seed: int
+    settings: Mapping[str, Setting]
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}-{self.seed}"
+
+    def config(self, preset: str, threads: int | None = None) -> Config:
+        setting = self.settings[preset]
+        sizes = setting.sizes.get(self.cell.name, {})
+        return parse_config(
+            {
+                "data": {"name": "cifar10", **setting.data},
+                "model": {"kind": "image", **setting.model, **self.cell.model, **sizes},
+                "optim": dict(setting.optim),
+                "train": {**setting.train, "seed": self.seed, "threads": threads},
+            }
+        )
+
+    def run(self, runs: Path) -> Path:
+        """The run's folder, below the folder of its table and preset."""
+        shared = self.cell.shared
+        return (runs if shared is None else runs.parents[1] / shared / runs.name) / self.name
+
+
+class ImageTable(Experiment[ImageRow]):
+    """A table of image flows.
+
+    Args:
+        name: of the table.
+        title: its heading.
+        about: what its rows have in common.
+        cells: its rows; differences are taken from the first.
+        settings: its presets.
+        weights: rows whose weights are left beside the table.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        about: str,
+        cells: Sequence[Cell],
+        settings: Mapping[str, Setting],
+        weights: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.title = title
+        self.about = about
+        self.cells = tuple(cells)
+        self.settings = settings
+        self.weights = tuple(weights)
+        self.presets = {preset: setting.about for preset, setting in settings.items()}
+        self.main = "laptop"
+
+    def rows(self, preset: str) -> list[ImageRow]:
+        """All cells with the first seed, then with the next."""
+        seeds = self.settings[preset].seeds
+        return [ImageRow(cell, seed, self.settings) for seed in seeds for cell in self.cells]
+
+    def row_name(self, result: Result) -> str:
+        return f"{result['model']}-{result['seed']}"
+
+    def steps(self, row: ImageRow, preset: str) -> int:
+        setting = self.settings[preset]
+        return len(setting.rates) * setting.rate_steps + row.config(preset).train.steps
+
+    def train(
+        self,
+        row: ImageRow,
+        preset: str,
+        runs: Path,
+        *,
+        threads: int | None = None,
+        device: str = "cpu",
+        on_step: OnStep,
+    ) -> None:
+        config, run = row.config(preset, threads), row.run(runs)
+        tried = self._try_rates(row, preset, run, config, on_step, device)
+        config = with_rate(config, min(tried, key=tried.__getitem__)) if tried else config
+        done = len(tried) * self.settings[preset].rate_steps
+        train(config, run, device=device, on_step=lambda step: on_step(done + step))
+
+    def _try_rates(
+        self, row: ImageRow, preset: str, run: Path, config: Config, on_step: OnStep, device: str
+    ) -> dict[float, float]:
+        """The validation nll after a short training at each of the rates."""
+        setting = self.settings[preset]
+        short = config.train.model_copy(update={"steps": setting.rate_steps, "on_nonfinite": "skip"})
+        for k, rate in enumerate(setting.rates):
+            done = k * setting.rate_steps
+            try:
+                train(
+                    with_rate(config, rate).model_copy(update={"train": short}),
+                    _trial(run, rate),
+                    device=device,
+                    on_step=lambda step, done=done: on_step(done + step),  # type: ignore[misc]
+                )
+            except TrainingError:  # no validation of it was finite: not the best
+                continue
+        tried = tried_rates(run, setting)
+        best = min(tried.values(), default=0.0)
+        expect(math.isfinite(best), f"a learning rate that {row.name} can be trained at", "none among those tried")
+        return tried
+
+    def measure(self, row: ImageRow, preset: str, runs: Path, folder: Path, *, device: str = "cpu") -> Result:
+        setting, run = self.settings[preset], row.run(runs)
+        started = time.perf_counter()
+        trained = open_run(run, device)
+        test = trained.data().test[: setting.images]
+        shape = trained.event_shape
+        values = Values(bits_per_dim(trained.log_likelihoods(test), shape), None)
+        if row.cell.weighed:
+            place = results_file(trained, "test", setting.samples)
+            weighed = importance_estimates(trained, test[: setting.weighed_images], setting.samples, kept_in=place)
+            values = Values(values.elbo, bits_per_dim(weighed.log_prob, shape))
+        values.save(folder, row.name)
+        if row.cell.name in self.weights:
+            save_pretrained(run, folder / row.name)
+        records = RunFolder(run).read_metrics()
+        seconds = sum(step_seconds(records))
+        return {
+            "model": row.cell.name,
+            "seed": row.seed,
+            **values.measures(),
+            "importance_samples": setting.samples if row.cell.weighed else None,
+            "paper": dict(row.cell.paper),
+            "parameters": count_parameters(trained.model),
+            "lr": trained.config.optim.lr,
+            "tried": {f"{rate:g}": _bits(nll, shape) for rate, nll in tried_rates(run, setting).items()},
+            "steps": trained.config.train.steps,
+            "batch_size": trained.config.train.batch_size,
+            "seconds_per_step": round(seconds / trained.config.train.steps, 4),
+            "training_seconds": round(seconds),
+            "test_seconds": round(time.perf_counter() - started),
+            "threads": torch.get_num_threads(),
+            "curve": [[r["step"], _bits(r["validation_nll"], shape)] for r in records if "validation_nll" in r],
+            "command": self.command(row, preset),
+        }
+
+    def step_time(self, row: ImageRow, preset: str, *, threads: int | None, device: str = "cpu") -> float:
+        """Seconds of a training step on this machine as it is now: the median of a few, at the very start."""
+        config = row.config(preset, threads)
+        short = {"steps": WARM_STEPS + TIMED_STEPS, "log_every": 1, "validation_rows": 1, "checkpoint_every": 10**6}
+        config = config.model_copy(update={"train": config.train.model_copy(update=short)})
+        with tempfile.TemporaryDirectory() as folder:
+            train(config, folder, device=device)
+            records = RunFolder(Path(folder)).read_metrics()
+        times = [record["seconds_per_step"] for record in records if "seconds_per_step" in record]
+        return median(times[WARM_STEPS:])
+
+    def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
+        """Differences between rows on the same test images, all against the first cell with the same seed."""
+        names = [(r["model"], r["seed"]) for r in found]
+        values = {(model, seed): Values.load(folder, f"{model}-{seed}") for model, seed in names}
+        return {"differences": paired_differences(values, first=self.cells[0].name)}
+
+    def text(self, table: Mapping[str, Any], preset: str) -> str:
+        labels = {cell.name: cell.label or cell.name for cell in self.cells}
+        setting = self.settings[preset]
+        row = self.rows(preset)[0]
+        about = f"{self.about} {setting.choices}".strip()
+        return table_text(table, title=self.title, about=about, labels=labels, config=row.config(preset))
+
+    def draw(self, table: Mapping[str, Any], path: Path) -> None:
+        labels = {cell.name: cell.label or cell.name for cell in self.cells}
+        draw_curves(table["rows"], labels, path.with_suffix(".svg"))
+
+    def summary(self, result: Result) -> str:
+        paper = result["paper"].get("elbo")
+        nll = "" if result["nll"] is None else f", NLL {result['nll']:.4f}"
+        beside = "" if paper is None else f" (paper {paper:.3f})"
+        return f"−ELBO {result['elbo']:.4f}{nll} bits per dimension{beside}"
+
+
+def with_rate(config: Config, rate: float) -> Config:
+    """The config with another learning rate."""
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"lr": rate})})
+
+
+def tried_rates(run: Path, setting: Setting) -> dict[float, float]:
+    """The validation nll that each rate came to, infinite where none was finite."""
+    found = {}
+    for rate in setting.rates:
+        records = RunFolder(_trial(run, rate)).read_metrics()
+        values = [r["validation_nll"] for r in records if "validation_nll" in r]
+        found[rate] = min((v for v in values if math.isfinite(v)), default=math.inf)
+    return found
+
+
+def _trial(run: Path, rate: float) -> Path:
+    return run.with_name(f"{run.name}-lr-{rate:g}")
+
+
+def _bits(nll: float, shape: Sequence[int]) -> float | None:
+    """In bits per dimension; None for what is not finite, which JSON has no word for."""
+    return round(float(bits_per_dim(-torch.tensor(nll, dtype=torch.float64), shape)), 5) if math.isfinite(nll) else None

@@ -1,0 +1,12 @@
+"""All tables by name; a new one is one entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from expmflow.experiments.experiment import Experiment
+from expmflow.experiments.graph import GraphTable
+from expmflow.experiments.mixing import MIXING
+
+TABLES: tuple[Experiment[Any], ...] = (GraphTable(), MIXING)
+EXPERIMENTS = {table.name: table for table in TABLES}

@@ -1,0 +1,89 @@
+"""The likelihoods of single test images, which rows are compared by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect
+from expmflow.data import DataError
+
+
+@dataclass(frozen=True)
+class Values:
+    """Of each test image, in bits per dimension: −ELBO, and of the first ones the importance-weighted NLL, if any."""
+
+    elbo: Tensor
+    nll: Tensor | None
+
+    def measures(self) -> dict[str, Any]:
+        """Means, their standard errors, and over how many images."""
+        found: dict[str, Any] = {"elbo": None, "nll": None}
+        for name, values in (("elbo", self.elbo), ("nll", self.nll)):
+            if values is not None:
+                expect(bool(values.isfinite().all()), "a finite likelihood of every test image", "one that is not")
+                mean, error = mean_and_error(values)
+                found |= {name: mean, f"{name}_standard_error": error, f"{name}_images": len(values)}
+        return found
+
+    def save(self, folder: Path, name: str) -> None:
+        """As `NAME.npy` and `NAME-nll.npy` in float32, four bytes an image."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, values in zip(_places(folder, name), (self.elbo, self.nll), strict=True):
+            if values is not None:
+                temporary = path.with_name(f".{path.name}.tmp")
+                with open(temporary, "wb") as file:
+                    np.save(file, values.float().numpy(), allow_pickle=False)
+                os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> Values:
+        """What `save` wrote."""
+        elbo, nll = (_read(path) if path.exists() else None for path in _places(folder, name))
+        if elbo is None:
+            raise DataError(f"Expected the likelihoods of the test images in {_places(folder, name)[0]}; got none.")
+        return cls(elbo, nll)
+
+
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / f"{name}.npy", folder / f"{name}-nll.npy"
+
+
+def _read(path: Path) -> Tensor:
+    try:
+        return torch.from_numpy(np.load(path, allow_pickle=False)).double()
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"Expected likelihoods in {path}; got: {error}.") from None
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float]:
+    """The mean, and its standard error."""
+    error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return round(float(values.mean()), 6), round(error, 6)
+
+
+def paired_differences(values: Mapping[tuple[str, int], Values], first: str) -> list[dict[str, Any]]:
+    """Each row minus the row `first` of the same seed, image by image: the mean and its standard error.
+
+    Images differ far more than rows do; on the same images that cancels.
+    """
+    found = []
+    for (model, seed), row in values.items():
+        reference = values.get((first, seed))
+        if model == first or reference is None:
+            continue
+        difference: dict[str, Any] = {"model": model, "minus": first, "seed": seed}
+        for name, ours, theirs in (("elbo", row.elbo, reference.elbo), ("nll", row.nll, reference.nll)):
+            if ours is not None and theirs is not None:
+                count = min(len(ours), len(theirs))
+                mean, error = mean_and_error(ours[:count] - theirs[:count])
+                difference |= {name: mean, f"{name}_standard_error": error}
+        found.append(difference)
+    return found

@@ -1,0 +1,276 @@
+"""The paper's image tables: rows of one size and one skeleton, trained, resumed, measured and compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cli_runs import Outcome, run_command
+from expmflow.data import Dataset, images
+from expmflow.distributions.describe import count_parameters
+from expmflow.experiments.images import ImageTable, Setting
+from expmflow.experiments.mixing import MIXING
+from expmflow.experiments.registry import EXPERIMENTS
+from expmflow.experiments.values import Values, paired_differences
+from expmflow.training.build import build_model
+from expmflow.training.checkpoint import newest_checkpoint
+from expmflow.training.run import RunFolder
+
+SHAPE = (3, 32, 32)
+TABLES = [table for table in EXPERIMENTS.values() if isinstance(table, ImageTable)]
+ROWS = [
+    pytest.param(table, row, id=f"{table.name}-{row.name}")
+    for table in TABLES
+    for row in table.rows("laptop")
+    if row.seed == 0
+]
+
+
+def small_images() -> Dataset:
+    """Ramps of grey with noise on them, 8 × 8 pixels."""
+    generator = torch.Generator().manual_seed(0)
+    ramp = 20 * torch.arange(8) + 40 * torch.randint(2, (60, 1, 1, 1), generator=generator)
+    rows = (ramp + torch.randint(12, (60, 3, 8, 8), generator=generator)).to(torch.uint8)
+    return Dataset(rows[:40], rows[40:48], rows[48:], levels=256)
+
+
+TINY = Setting(
+    "tiny",
+    {
+        **MIXING.settings["laptop"].model,
+        "subflows": 1,
+        "depth": 1,
+        "growth": 3,
+        "width": 3,
+        "dequantization_subflows": 1,
+        "dequantization_growth": 2,
+        "dequantization_depth": 1,
+    },
+    optim={"optimizer": "adam", "clip": 1000.0},
+    train={"steps": 4, "batch_size": 8, "log_every": 1, "validate_every": 2, "checkpoint_every": 2},
+    rates=(1e-3, 1e-2),
+    rate_steps=2,
+    seeds=(0, 1),
+    images=10,
+    weighed_images=3,
+    samples=4,
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(images, "load_cifar10", lambda folder, progress: small_images())
+    monkeypatch.setattr(MIXING, "settings", {**MIXING.settings, "laptop": TINY})
+    return monkeypatch
+
+
+def reproduce(folder: Path, *arguments: str) -> Outcome:
+    places = ("--runs", folder / "runs", "--results", folder / "results", "--threads", "1")
+    return run_command("reproduce", "mixing", *arguments, *places)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return json.loads((folder / "results" / "mixing.json").read_text())["rows"]
+
+
+class TestSkeleton:
+    @pytest.mark.parametrize(("table", "row"), ROWS)
+    def test_every_row_can_be_built(self, table, row):
+        config = row.config("laptop")
+        model = build_model(config, SHAPE)
+        assert count_parameters(model) > 100_000 or not row.cell.matched
+        for preset in table.presets:
+            other = row.config(preset)
+            assert (other.data.name, other.model.kind, other.train.seed) == ("cifar10", "image", 0)
+
+    @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+    @pytest.mark.parametrize("preset", ["laptop", "paper", "authors"])
+    def test_rows_differ_in_the_layer_alone(self, table, preset):
+        """All else is the same: splits, dequantization, data, schedule."""
+        own = {key for cell in table.cells for key in cell.model}
+        own |= {key for sizes in table.settings[preset].sizes.values() for key in sizes}
+        rows = [row.config(preset) for row in table.rows(preset) if row.seed == 0]
+        for config in rows:
+            assert (config.data, config.optim, config.train) == (rows[0].data, rows[0].optim, rows[0].train)
+            shared = config.model.model_dump(exclude=own)
+            assert shared == rows[0].model.model_dump(exclude=own)
+
+    @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+    def test_parameters_are_matched_within_two_percent(self, table):
+        """In groups of the same dequantization, since noise from a flow has parameters of its own."""
+        groups: dict[str, list[int]] = {}
+        for row in table.rows("laptop"):
+            if row.seed == 0 and row.cell.matched:
+                config = row.config("laptop")
+                count = count_parameters(build_model(config, SHAPE))
+                groups.setdefault(config.model.dequantization, []).append(count)
+        for counts in groups.values():
+            assert len(counts) > 1
+            assert max(counts) <= 1.02 * min(counts)
+
+    def test_names_are_unique_and_the_first_seed_comes_first(self):
+        for table in TABLES:
+            for preset in table.presets:
+                rows = table.rows(preset)
+                assert len({row.name for row in rows}) == len(rows)
+                assert [row.seed for row in rows] == sorted(row.seed for row in rows)
+
+
+class TestKnownSizes:
+    """Parameters that were counted in the authors' code, at the paper's size."""
+
+    SECOND_BIASES = 4 * 64  # our couplings with a context have a bias of their own for it, theirs have one for both
+    PIXEL_BIASES = 11 * 2 * 12 * 16**2 + 10 * 2 * 24 * 8**2  # of their exponentials, which ours do without
+    MASKED = 11 * 132 + 10 * 552  # what they count of Emerging though a mask keeps it at zero
+
+    @pytest.mark.parametrize(
+        ("name", "flow", "dequantizer"),
+        [
+            ("1x1", 47_846_868, 9_119_000 + 230_192),
+            ("convexp", 46_760_760 - PIXEL_BIASES, 8_918_008 - 5 * 2 * 12 * 16**2 + 230_192),
+            ("emerging", 46_655_856 - MASKED, 8_886_688 - 5 * 132 + 230_192),
+            ("woodbury", 46_762_248, 8_942_248 + 230_192),
+        ],
+    )
+    def test_of_the_mixing_table(self, name, flow, dequantizer):
+        (row,) = (row for row in MIXING.rows("authors") if row.name == f"{name}-0")
+        model = build_model(row.config("authors"), SHAPE)
+        assert count_parameters(model.flow) == flow
+        assert count_parameters(model.dequantizer) == dequantizer + self.SECOND_BIASES
+
+
+@pytest.mark.usefixtures("tiny")
+class TestReproduce:
+    def test_a_row_is_trained_measured_and_written(self, tmp_path: Path):
+        outcome = reproduce(tmp_path, "--only", "convexp-0")
+        assert outcome.code == 0, outcome.err
+        (row,) = rows_of(tmp_path)
+        assert (row["model"], row["seed"], row["steps"], row["elbo_images"], row["nll_images"]) == (
+            "convexp",
+            0,
+            4,
+            10,
+            3,
+        )
+        assert row["command"] == "expmflow reproduce mixing --preset laptop --only convexp-0"
+        assert [step for step, _ in row["curve"]] == [2, 4]
+        assert f"{row['elbo']:.4f} bits per dimension (paper 3.237)" not in outcome.err  # the NLL stands in between
+        assert f"−ELBO {row['elbo']:.4f}, NLL {row['nll']:.4f} bits per dimension (paper 3.237)" in outcome.err
+        folder = tmp_path / "results"
+        assert (folder / "mixing.svg").read_text().startswith("<?xml")
+        values = np.load(folder / "mixing" / "convexp-0.npy", allow_pickle=False)
+        assert (values.dtype, values.shape) == (np.float32, (10,))
+        assert float(values.mean()) == pytest.approx(row["elbo"], abs=1e-5)
+        assert row["elbo_standard_error"] == pytest.approx(values.std(ddof=1) / 10**0.5, rel=1e-3)
+        self.check_evaluate(tmp_path, row)
+
+    def check_evaluate(self, folder: Path, row: dict) -> None:
+        """The run gives the same numbers by the command for runs."""
+        run = folder / "runs" / "mixing" / "laptop" / "convexp-0"
+        elbo = json.loads(run_command("evaluate", run, "--images", "10", "--json").out)
+        assert elbo["bpd"] == pytest.approx(row["elbo"], abs=1e-6)
+        weighed = run_command("evaluate", run, "--images", "3", "--importance-samples", "4", "--json")
+        assert json.loads(weighed.out)["importance_weighted_bpd"] == pytest.approx(row["nll"], abs=1e-6)
+        assert "Going on with" in weighed.err  # the samples are kept
+
+    def test_the_best_of_the_rates_is_taken(self, tmp_path: Path):
+        assert reproduce(tmp_path, "--only", "1x1-0").code == 0
+        (row,) = rows_of(tmp_path)
+        assert set(row["tried"]) == {"0.001", "0.01"}
+        assert row["lr"] == float(min(row["tried"], key=row["tried"].get))
+
+    def test_a_rate_that_diverges_is_not(self, tmp_path: Path, tiny):
+        rates = (1e-3, 1e30)
+        tiny.setattr(MIXING, "settings", {**MIXING.settings, "laptop": replace(TINY, rates=rates)})
+        assert reproduce(tmp_path, "--only", "1x1-0").code == 0
+        (row,) = rows_of(tmp_path)
+        assert row["lr"] == 1e-3
+        assert math.isfinite(row["elbo"])
+
+    def test_rows_are_compared_on_the_same_images(self, tmp_path: Path):
+        assert reproduce(tmp_path, "--only", "1x1-0", "--only", "convexp-0").code == 0
+        table = json.loads((tmp_path / "results" / "mixing.json").read_text())
+        first, second = (np.load(tmp_path / f"results/mixing/{name}-0.npy") for name in ("1x1", "convexp"))
+        (difference,) = table["differences"]
+        assert (difference["model"], difference["minus"], difference["seed"]) == ("convexp", "1x1", 0)
+        assert difference["elbo"] == pytest.approx(float((second - first).mean()), abs=1e-5)
+        text = (tmp_path / "results" / "mixing.md").read_text()
+        assert text == MIXING.text(table, "laptop")
+        assert f"{difference['elbo']:+.4f} ± {difference['elbo_standard_error']:.4f}" in text
+        assert "| convolution exponential | 0 | -0.048 |" in text  # the paper's difference beside ours
+
+    def test_a_row_that_was_cut_goes_on(self, tmp_path: Path, tiny):
+        for place, lengths in (("whole", (4,)), ("parts", (2, 4))):
+            for steps in lengths:
+                cut = replace(TINY, train={**TINY.train, "steps": steps})
+                tiny.setattr(MIXING, "settings", {**MIXING.settings, "laptop": cut})
+                (tmp_path / place / "results" / "mixing.json").unlink(missing_ok=True)
+                assert reproduce(tmp_path / place, "--only", "1x1-1").code == 0
+        found = [
+            newest_checkpoint(tmp_path / place / "runs" / "mixing" / "laptop" / "1x1-1" / "checkpoints")
+            for place in ("whole", "parts")
+        ]
+        whole, parts = (checkpoint.tensors["model"] for checkpoint in found if checkpoint is not None)
+        assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+
+    def test_a_row_that_is_done_is_not_run_again(self, tmp_path: Path):
+        assert reproduce(tmp_path, "--only", "1x1-0").code == 0
+        before = rows_of(tmp_path)
+        outcome = reproduce(tmp_path, "--only", "1x1-0")
+        assert "1x1-0: done already" in outcome.err
+        assert rows_of(tmp_path) == before
+        listed = reproduce(tmp_path, "--dry-run").out.splitlines()
+        assert listed[0].startswith("1x1-0: done, in ")
+        assert listed[1] == "convexp-0: 8 steps"  # two rates of two steps, and four
+
+    def test_a_preset_of_another_table(self, tmp_path: Path):
+        outcome = reproduce(tmp_path, "--preset", "clipped")
+        assert outcome.code == 1
+        assert outcome.err == "Expected --preset of mixing to be one of laptop, paper, authors; got 'clipped'."
+
+
+class TestDifferences:
+    def test_a_constant_difference_has_no_error(self):
+        generator = torch.Generator().manual_seed(0)
+        elbo, nll = torch.randn(50, generator=generator).double(), torch.randn(20, generator=generator).double()
+        rows = {
+            ("a", 0): Values(elbo, nll),
+            ("b", 0): Values(elbo - 0.5, nll - 0.25),
+            ("c", 0): Values(elbo + torch.arange(50) % 2, None),
+            ("b", 1): Values(elbo, nll),
+        }
+        b, c = paired_differences(rows, first="a")  # seed 1 has no first row to be compared with
+        assert (b["elbo"], b["elbo_standard_error"], b["nll"]) == (-0.5, 0.0, -0.25)
+        assert c["elbo"] == pytest.approx(0.5)
+        assert c["elbo_standard_error"] == pytest.approx(float((torch.arange(50) % 2.0).std()) / 50**0.5, abs=1e-6)
+        assert "nll" not in c
+
+    def test_values_come_back_and_damage_is_refused(self, tmp_path: Path):
+        values = Values(torch.arange(4.0), torch.arange(2.0))
+        values.save(tmp_path / "folder", "row")
+        back = Values.load(tmp_path / "folder", "row")
+        assert torch.equal(back.elbo, values.elbo.double())
+        assert torch.equal(back.nll, values.nll.double())
+        (tmp_path / "folder" / "row.npy").write_bytes(b"no array")
+        with pytest.raises(ValueError, match="Expected likelihoods in"):
+            Values.load(tmp_path / "folder", "row")
+        with pytest.raises(ValueError, match="Expected the likelihoods of the test images in"):
+            Values.load(tmp_path / "folder", "other")
+
+    def test_what_is_not_finite_is_refused(self):
+        with pytest.raises(ValueError, match="Expected a finite likelihood of every test image"):
+            Values(torch.tensor([1.0, math.inf]), None).measures()
+
+
+def test_folders_of_shared_rows(tmp_path: Path):
+    row = MIXING.rows("laptop")[0]
+    assert row.run(tmp_path / "mixing" / "laptop") == tmp_path / "mixing" / "laptop" / "1x1-0"
+    shared = replace(row, cell=replace(row.cell, shared="residual"))
+    assert shared.run(tmp_path / "mixing" / "laptop") == tmp_path / "residual" / "laptop" / "1x1-0"
+    assert RunFolder(shared.run(tmp_path / "a" / "b")).config.name == "config.json"
