@@ -90,6 +90,25 @@ def test_certificate(kind, norm, dtype):
         assert products(op, x, tol) <= max(plan.products, 1)
 
 
+@pytest.mark.parametrize("dtype", DEFAULT)
+@pytest.mark.parametrize("norm", [0.02, 0.05, 0.12, 0.5, 1.0, 5.0, 30.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_tolerance_zero_the_error_is_the_stated_one(kind, norm, dtype):
+    """On random, constant and alternating features, in extended precision: what the power series' plan states."""
+    op = operator(*with_norm(kind, norm, dtype), graph())
+    event, generator = (NODES, FEATURES), torch.Generator().manual_seed(3)
+    signs = 1.0 - 2 * (torch.arange(NODES * FEATURES) % 2).reshape(event)
+    x = torch.stack([torch.randn(event, generator=generator), torch.ones(event), signs]).to(dtype)
+    rounded = op.graph.matmul(torch.eye(NODES, dtype=dtype)[None])[0].double()
+    exact = expm_product(graph_matrix(op.theta0.double(), op.theta1.double(), rounded), x.flatten(1))
+    log_norm = op.log_norm_bound(event)
+    plan = ef.plan_series(op.norm_bound(event), 0.0, dtype, log_norm=log_norm)
+    size = plan.error_bound * math.exp(max(float(log_norm), 0.0)) * x.double().flatten(1).norm(dim=1)
+    for values in (x, x.clone().requires_grad_()):
+        off = (ef.expm_apply(op, values, tol=0.0).detach().double().flatten(1) - exact).norm(dim=1)
+        assert bool((off <= size).all())
+
+
 def products(op: ef.GraphConvOperator, x: Tensor, tol: float | None) -> int:
     """With the adjacency, that a call takes."""
     asked = max(DEFAULT[x.dtype] if tol is None else tol, torch.finfo(x.dtype).eps / 2)

@@ -30,11 +30,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from expmflow._transformed import transformed
-from expmflow.numerics.plan import default_tol, log_remainder
+from expmflow.numerics.plan import default_tol, log_remainder, plan_series
 from expmflow.operators import GraphConvOperator, LinearOperator
 from expmflow.operators.adjacency import SparseAdjacency
 
 _MOST = 1024  # exponentials of small matrices; beyond, the power series takes over
+_NOISE_OF_EXPONENTIALS = 2.5  # in spacings and units of the norm: what torch.matrix_exp was measured to leave
 _FOR_SLOPES = 2  # terms more, so that the gradients are as good as the values
 
 
@@ -87,12 +88,24 @@ def _coefficients(op: GraphConvOperator, tol: float, extra: int, dtype: torch.dt
         return theta0.new_zeros(0)
     zeros, transform = _interpolation(degree)
     ahead = (-1, *(1,) * max(theta0.ndim, theta1.ndim))
-    values = torch.matrix_exp(theta0 + zeros.to(theta0.device).reshape(ahead) * theta1)
+    exponents = theta0 + zeros.to(theta0.device).reshape(ahead) * theta1
+    values = exponents.exp() if exponents.shape[-1] == 1 else torch.matrix_exp(exponents)
     coefficients = (transform.to(theta0.device) @ values.flatten(1)).reshape(values.shape)
     growth = max(1.0, max(_norms(values.detach())) / values.shape[-1] ** 0.5)  # one of them is at least as large
-    noise = torch.finfo(torch.float64).eps * (1 + apart + norm) * growth
-    terms = _terms(_norms(coefficients.detach()), tol * growth, noise, torch.finfo(dtype).eps / 2)
-    return theta0.new_zeros(0) if terms is None else coefficients[: terms + 1 + extra]
+    noise = torch.finfo(torch.float64).eps * (1 + apart + norm)
+    terms = _terms(_norms(coefficients.detach()), tol * growth, noise * growth, torch.finfo(dtype).eps / 2)
+    if terms is None or _is_held_better(op, tol, _NOISE_OF_EXPONENTIALS * noise, dtype):
+        return theta0.new_zeros(0)
+    return coefficients[: terms + 1 + extra]
+
+
+def _is_held_better(op: GraphConvOperator, tol: float, noise: float, dtype: torch.dtype) -> bool:
+    """Whether the exponentials of small matrices are too noisy for `tol`, and the power series is less so."""
+    if tol >= noise:
+        return False
+    event = (op.graph.num_nodes, op.theta0.shape[-1])
+    plan = plan_series(op.norm_bound(event), tol, dtype, log_norm=op.log_norm_bound(event))
+    return plan.error_bound < noise
 
 
 def _sizes_of(theta0: Tensor, theta1: Tensor) -> tuple[float, float, float]:
@@ -140,10 +153,19 @@ def _terms(norms: list[float], tol: float, noise: float, unit: float) -> int | N
 @torch.inference_mode(False)  # what is kept must do for training too
 def _interpolation(degree: int) -> tuple[Tensor, Tensor]:
     """The zeros of T_{M+1}, and the matrix that turns values there into coefficients; exact for polynomials."""
-    angles = (torch.arange(degree + 1, dtype=torch.float64) + 0.5) * (math.pi / (degree + 1))
-    waves = torch.cos(torch.arange(degree + 1, dtype=torch.float64).unsqueeze(1) * angles) * (2 / (degree + 1))
+    count = degree + 1
+    orders, points = torch.arange(count).unsqueeze(1), 2 * torch.arange(count) + 1
+    waves = _cosines(orders * points, count) * (2 / count)
     waves[0] /= 2
-    return angles.cos(), waves
+    return _cosines(points, count), waves
+
+
+def _cosines(multiples: Tensor, count: int) -> Tensor:
+    """cos(mπ / 2n) for whole m: with m between 0 and n by symmetry, or a large angle's rounding would be seen."""
+    m = multiples % (4 * count)
+    m = torch.minimum(m, 4 * count - m)
+    values = torch.cos(torch.minimum(m, 2 * count - m).double() * (math.pi / (2 * count)))
+    return torch.where(m > count, -values, values)
 
 
 def _sum(op: GraphConvOperator, x: Tensor, weights: Tensor) -> Tensor:
