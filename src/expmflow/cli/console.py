@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,13 +21,30 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 
 from expmflow._validation import expect
 
+UNSEEN = ("Cc", "Cs", "Zl", "Zp")
+TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
 if TYPE_CHECKING:
     from expmflow.data.download import Progress as Told
     from expmflow.runs.evaluation import Advance
+
+
+class _Terminal(Console):
+    """A console to which nothing but rich's own codes is sent: those in names of files are not."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def visible(text: str) -> str:
+    """The text without what a terminal would obey, or could not show: control codes, marks of direction, half codes."""
+    return "".join("�" if c not in "\n\t" and (category(c) in UNSEEN or c in TURNS) else c for c in text)
 
 
 def speaks() -> bool:
@@ -36,7 +54,7 @@ def speaks() -> bool:
 
 def console(*, always: bool = False) -> Console:
     """For a person to read, beside the results; of several processes one speaks, unless this one is to, `always`."""
-    return Console(stderr=True, quiet=not (always or speaks()), highlight=False, soft_wrap=True)
+    return _Terminal(stderr=True, quiet=not (always or speaks()), highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -52,12 +70,12 @@ def say_error(text: str, *, always: bool = False) -> None:
 def result(text: str) -> None:
     """What was asked for, on stdout."""
     if speaks():
-        typer.echo(text)
+        typer.echo(visible(text))
 
 
 def result_table(table: Table) -> None:
     """As `result`."""
-    Console(quiet=not speaks(), highlight=False).print(table)
+    _Terminal(quiet=not speaks(), highlight=False).print(table)
 
 
 def device_named(name: str) -> str:

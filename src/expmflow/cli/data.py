@@ -82,7 +82,7 @@ def _holds_images(path: Path) -> bool:
     import numpy as np
 
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False).ndim >= IMAGE_AXES
+        return path.is_file() and np.load(path, mmap_mode="r", allow_pickle=False).ndim >= IMAGE_AXES
     except (OSError, ValueError, EOFError):
         return False  # reading it as a table says what is wrong
 

@@ -67,6 +67,8 @@ def sentence(error: Exception) -> str | None:
             return f"Expected to write tensors; got: {text}."
         case MemoryError() | torch.OutOfMemoryError():
             return "Expected enough memory; got too little. Try a smaller train.batch_size or model."
-        case RuntimeError() if "allocate memory" in text:
+        case RuntimeError() if "allocate memory" in text or "overflow" in text.lower():  # of a size in bytes
             return "Expected enough memory; got too little. Try a smaller train.batch_size or model."
+        case OverflowError() | RecursionError():
+            return f"Expected numbers that this machine can work with; got: {text}."
     return None

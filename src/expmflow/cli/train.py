@@ -19,6 +19,7 @@ from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
 from expmflow.cli.watching import watching
 from expmflow.data import Dataset
+from expmflow.data.paths import expand_home
 from expmflow.distributions import NonFiniteError
 from expmflow.models.mixing import MIXINGS
 from expmflow.models.subflows import SUBFLOWS
@@ -102,7 +103,7 @@ def train(
 def _with_whole_paths(config: Config) -> Config:
     """A run finds its data again from any folder."""
     given = {"path": config.data.path, "dir": config.data.dir}
-    whole = {name: path.expanduser().absolute() for name, path in given.items() if path is not None}
+    whole = {name: expand_home(path).absolute() for name, path in given.items() if path is not None}
     return config.model_copy(update={"data": config.data.model_copy(update=whole)})
 
 
@@ -135,8 +136,8 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
         say(f"No picture of samples: {error}")
     values = [r.get("validation_nll", math.nan) for r in records]
     best = min((value for value in values if math.isfinite(value)), default=math.nan)
-    step, skipped = max(r["step"] for r in records), max(r.get("skipped", 0) for r in records)
-    lost = max(r.get("nonfinite_validations", 0) for r in records)
+    step = max((r["step"] for r in records), default=_newest_step(run))
+    skipped, lost = (max((r.get(k, 0) for r in records), default=0) for k in ("skipped", "nonfinite_validations"))
     note = f" {skipped} steps were skipped." if skipped else ""
     note += f" {lost} validations were not finite." if lost else ""
     unit = usual_unit(trained.event_shape)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expmflow.data.errors import DataError, first_line
+from expmflow.data.paths import expand_home
 
 VARIABLE = "EXPMFLOW_DATA"
 CHUNK = 1 << 16
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 def user_folder(folder: Path | None) -> Path | None:
     """The folder that the user keeps data in: `folder`, or EXPMFLOW_DATA, or none."""
     named = folder or os.environ.get(VARIABLE)
-    return Path(named).expanduser() if named else None
+    return expand_home(Path(named)) if named else None
 
 
 def cache_folder() -> Path:

@@ -16,6 +16,7 @@ from expmflow.data.errors import DataError
 from expmflow.data.form import Channels, Form
 from expmflow.data.idx import load_mnist
 from expmflow.data.own import read_own
+from expmflow.data.paths import expand_home
 
 IMAGE_SETS = ("digits", "mnist", "fashion-mnist", "cifar10", "images")
 
@@ -64,7 +65,7 @@ def load_images(
     if path is None:
         raise DataError("Expected data.path, a folder of images, a .npy or a .npz file; got none.")
     form = Form(None if size is None else (size, size), crop, channels, 256 if levels is None else levels)
-    rows, labels = read_own(path.expanduser(), form, progress)
+    rows, labels = read_own(expand_home(path), form, progress)
     order = torch.randperm(len(rows), generator=generator)
     data = replace(split(rows[order], validation, test), levels=form.levels)
     if labels is None:

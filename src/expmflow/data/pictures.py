@@ -29,6 +29,8 @@ def read_picture(path: Path, form: Form) -> np.ndarray:
     refused. Of an animation or of several pages, the first is taken.
     """
     image_module = pillow()
+    if not path.is_file():  # to open a pipe would be to wait for somebody to write
+        raise DataError(f"Expected an image in {path}; got no regular file.")
     try:
         with image_module.open(path, formats=FORMATS) as image:
             if form.size is not None:  # lets the decoder of a large JPEG skip what would be averaged away

@@ -15,6 +15,7 @@ from expmflow._validation import expect
 from expmflow.distributions import elbo, importance_weighted
 from expmflow.runs.evaluation import Advance, Trained, tolerant_likelihood
 from expmflow.runs.shipped import place_beside
+from expmflow.training.files import parse_json
 from expmflow.training.randomness import Randomness
 
 CHUNK = 64  # importance samples of one row that are computed at a time
@@ -110,12 +111,12 @@ def _of(row: Tensor) -> str:
 
 def _read(path: Path) -> Iterator[tuple[int, str, tuple[float, float]]]:
     """The whole lines of the file, with what tells their row; what was half written is computed again."""
-    if path.exists():
+    if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                record = json.loads(line)
+                record = parse_json(line)
                 yield int(record["row"]), str(record["of"]), (float(record["elbo"]), float(record["log_prob"]))
-            except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            except (KeyError, OverflowError, TypeError, ValueError):
                 continue
 
 

@@ -7,7 +7,6 @@ sizes and checksums of its files. It is written under a temporary name and renam
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from expmflow.training.files import flush_directory, write_json, write_tensors
+from expmflow.training.files import flush_directory, read_json, write_json, write_tensors
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -78,6 +77,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(files, dict) or STATE not in files:
         raise CheckpointError(f"Expected a list of files in the manifest of {path}; got none.")
     for name, expected in files.items():
+        if Path(name).name != name:
+            raise CheckpointError(f"Expected names of files in the manifest of {path}; got {name!r}.")
         _verify(path / name, expected)
     tensors = {}
     for name in sorted(files):
@@ -88,7 +89,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 raise CheckpointError(f"Expected tensors in {path / name}; got: {error}.") from None
     state = _read_json(path, STATE)
     step = state.pop("step", None)
-    if not isinstance(step, int):
+    if not isinstance(step, int) or step < 0:
         raise CheckpointError(f"Expected a step in {path / STATE}; got {step!r}.")
     return Checkpoint(step, tensors, state)
 
@@ -165,8 +166,8 @@ def _sha256(path: Path) -> str:
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        value = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = read_json(folder / name)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"Expected JSON in {folder / name}; got: {error}.") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"Expected a JSON object in {folder / name}; got {type(value).__name__}.")

@@ -14,8 +14,16 @@ from expmflow.models.graph import GraphNetworks
 from expmflow.models.image import BaseKind, Dequantization, Start
 from expmflow.models.mixing import Mixing
 from expmflow.models.subflows import CouplingNetwork, SubflowName
+from expmflow.training.files import read_text
 
-Positive = Annotated[int, Field(ge=1)]
+# no machine holds or does more: what is beyond is a slip, and is refused before any work starts
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Width = Annotated[int, Field(ge=1, le=10**6)]  # the square of it is a matrix
+Depth = Annotated[int, Field(ge=1, le=10**5)]
+MOST_LEVELS = 30  # 2³⁰ points a side
+LARGEST_COEFF = 80.0  # e⁸⁸ is beyond float32
+LARGEST_TEXT = 2**20  # bytes of a config file
+DEEPEST_TEXT = 50  # sections and lists within each other
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 DataName = Literal[
     "moons",
@@ -51,7 +59,7 @@ class DataConfig(_Section):
     samples: Positive = Field(10_000, description="how many to draw (moons), or to draw for the test (graphs)")
     validation: Fraction = Field(0.1, description="the part of the rows kept for validation (moons, table, images)")
     test: Fraction = Field(0.1, description="the part of the rows kept for the test (moons, table, images)")
-    size: Positive | None = Field(None, description="resize images to this height and width (images)")
+    size: int | None = Field(None, ge=1, le=2**16, description="resize images to this height and width (images)")
     crop: bool = Field(True, description="cut the middle out before resizing, instead of squashing (images)")
     channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
     flip: bool = Field(False, description="turn half of the training images left to right (images)")
@@ -62,9 +70,9 @@ class DenseModelConfig(_Section):
     """A flow on vectors: blocks of ActNorm, LinearExp, DenseSylvester and an affine coupling."""
 
     kind: Literal["dense"] = "dense"
-    blocks: Positive = Field(4, description="how many")
-    hidden: Positive = Field(64, description="features inside the networks")
-    coeff: float = Field(0.9, gt=0, description="the norm that exponentials may have")
+    blocks: Depth = Field(4, description="how many")
+    hidden: Width = Field(64, description="features inside the networks")
+    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
     coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
 
 
@@ -74,13 +82,13 @@ class ImageModelConfig(_Section):
     kind: Literal["image"] = "image"
     subflow: SubflowName = Field("sylvester", description="what a subflow is made of")
     mixing: Mixing = Field("1x1", description="the linear layer beside each coupling")
-    levels: Positive = Field(2, description="each halves height and width")
-    subflows: Positive = Field(4, description="in each level")
-    growth: Positive = Field(32, description="channels that each layer of a coupling's DenseNet adds")
-    depth: Positive = Field(2, description="layers of a coupling's DenseNet")
-    width: Positive | None = Field(None, description="channels of a coupling's DenseNet; growth if not given")
+    levels: int = Field(2, ge=1, le=MOST_LEVELS, description="each halves height and width")
+    subflows: Depth = Field(4, description="in each level")
+    growth: Width = Field(32, description="channels that each layer of a coupling's DenseNet adds")
+    depth: Depth = Field(2, description="layers of a coupling's DenseNet")
+    width: Width | None = Field(None, description="channels of a coupling's DenseNet; growth if not given")
     gated: bool = Field(True, description="whether DenseNets end with a gate")
-    hidden: Positive = Field(96, description="channels inside a Sylvester layer or a residual block")
+    hidden: Width = Field(96, description="channels inside a Sylvester layer or a residual block")
     coupling_network: CouplingNetwork = Field("dense", description="a DenseNet, or three convolutions (conv)")
     actnorm: bool = Field(True, description="an ActNorm before each subflow")
     start: Start = Field("averages", description="of the first mixing layer of each level; or a random rotation")
@@ -88,12 +96,12 @@ class ImageModelConfig(_Section):
     mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
     base: BaseKind = Field("gaussian", description="fixed or learned means and deviations, of entries or channels")
     dequantization: Dequantization = Field("uniform", description="the noise that fills the gaps between grey levels")
-    dequantization_subflows: Positive = Field(4, description="of variational dequantization")
-    dequantization_growth: Positive = Field(32, description="of the DenseNets of variational-dense dequantization")
-    dequantization_depth: Positive = Field(4, description="of the same")
+    dequantization_subflows: Depth = Field(4, description="of variational dequantization")
+    dequantization_growth: Width = Field(32, description="of the DenseNets of variational-dense dequantization")
+    dequantization_depth: Depth = Field(4, description="of the same")
     conditional: bool = Field(False, description="learn a density for each class of the data")
     grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
-    classes: int | None = Field(None, ge=1, description="filled in from the data, if conditional")
+    classes: Width | None = Field(None, description="filled in from the data, if conditional")
 
 
 class GraphModelConfig(_Section):
@@ -101,8 +109,8 @@ class GraphModelConfig(_Section):
 
     kind: Literal["graph"] = "graph"
     network: GraphNetworks = Field("gnf-exp", description="one of the paper's three models, or the better one")
-    subflows: Positive = Field(3, description="how many")
-    hidden: Positive = Field(64, description="features inside the networks")
+    subflows: Depth = Field(3, description="how many")
+    hidden: Width = Field(64, description="features inside the networks")
 
 
 def _kind(model: Any) -> Any:
@@ -125,9 +133,11 @@ class OptimConfig(_Section):
     lr: float = Field(1e-3, gt=0, description="the learning rate")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="of the optimizer's two averages")
     eps: float = Field(1e-8, gt=0, description="what the optimizer adds to its denominators")
-    warmup: int = Field(0, ge=0, description="steps of warm-up")
+    warmup: int = Field(0, ge=0, le=10**9, description="steps of warm-up")
     warmup_power: Positive = Field(1, description="of the warm-up: 1 is linear")
-    kl_warmup: int = Field(0, ge=0, description="steps in which the KL part of a bound grows to its full weight (VAEs)")
+    kl_warmup: int = Field(
+        0, ge=0, le=10**9, description="steps in which the KL part of a bound grows to its full weight (VAEs)"
+    )
     decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate per epoch, or per decay_every steps")
     decay_every: Positive | None = Field(None, description="steps; an epoch if not given")
     clip: float | None = Field(None, gt=0, description="the largest norm of the gradient")
@@ -139,7 +149,7 @@ class TrainConfig(_Section):
 
     steps: Positive = Field(2000, description="of the optimizer; a run that is done goes on with more")
     batch_size: Positive = Field(256, description="rows in a step, over all processes")
-    seed: int = Field(0, ge=0, description="every random number follows from it")
+    seed: int = Field(0, ge=0, lt=2**64, description="every random number follows from it")
     log_every: Positive = Field(50, description="steps between records of the training loss")
     validate_every: Positive = Field(500, description="steps between validations, of which the best weights are kept")
     validation_rows: Positive | None = Field(None, description="how many of the validation rows; all if not given")
@@ -151,7 +161,7 @@ class TrainConfig(_Section):
         "float32", description="bfloat16 is for the networks only: series, log-dets and losses stay in float32"
     )
     compile: bool = Field(False, description="compile the model by torch.compile")
-    threads: Positive | None = Field(None, description="of the CPU; torch's choice if not given")
+    threads: int | None = Field(None, ge=1, le=1024, description="of the CPU; torch's choice if not given")
     timeout: float = Field(10.0, gt=0, le=10_000, description="minutes that processes wait for each other at most")
 
 
@@ -177,19 +187,29 @@ def load_config(source: str, overrides: Sequence[str] = ()) -> Config:
     except ImportError as error:  # a trained model is loaded without it
         raise ImportError("Expected omegaconf to read configs; got none. Install the extra `train`.") from error
     for override in overrides:
-        key, separator, _ = override.partition("=")
+        key, separator, value = override.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"Expected an override key=value; got {override!r}.")
+        _expect_shallow(value, f"the override of {key}")
     text, place = _read(source)
+    _expect_shallow(text, place)
     try:
-        given, on_top = OmegaConf.create(text), OmegaConf.from_dotlist(list(overrides))
+        try:
+            given = OmegaConf.create(text)
+        except AssertionError:  # a number, or another word that is no section
+            raise ConfigError(f"Expected a config of sections in {place}; got {text.strip():.80}.") from None
+        on_top = OmegaConf.from_dotlist(list(overrides))
         if not OmegaConf.is_dict(given):
             raise ConfigError(f"Expected a config of sections in {place}; got {type(given).__name__}.")
         if OmegaConf.select(on_top, "data.name") not in (None, OmegaConf.select(given, "data.name")):
             _forget_own(given)
         values = OmegaConf.to_container(OmegaConf.merge(given, on_top), resolve=True)
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"Expected a valid config in {place}; got: {_in_one_line(error)}.") from None
+    except ConfigError:
+        raise
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError is a number of too many digits
+        raise ConfigError(f"Expected a valid config in {place}; got: {_in_one_line(error):.500}.") from None
+    except RecursionError:
+        raise ConfigError(f"Expected a config in {place}; got sections or names within too many others.") from None
     return parse_config(values)
 
 
@@ -226,11 +246,25 @@ def _read(source: str) -> tuple[str, str]:
     path = Path(source)
     if path.suffix in (".yaml", ".yml", ".json"):
         try:
-            return path.read_text(encoding="utf-8"), str(path)
-        except (OSError, UnicodeDecodeError) as error:
+            return read_text(path, LARGEST_TEXT), str(path)
+        except (OSError, ValueError) as error:
             raise ConfigError(f"Expected a config in {path}; got: {error}.") from None
     hint = _nearest(source, known)
     raise ConfigError(f"Expected a preset ({', '.join(sorted(known))}) or a .yaml file; got {source!r}{hint}.")
+
+
+def _expect_shallow(text: str, place: str) -> None:
+    """Raise `ConfigError` for what is nested so deeply that parsing it would take the whole stack."""
+    from yaml import CollectionEndEvent, CollectionStartEvent, SafeLoader, YAMLError, parse
+
+    depth = 0
+    try:
+        for event in parse(text, SafeLoader):  # goes through the text without a call within a call
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > DEEPEST_TEXT:
+                raise ConfigError(f"Expected at most {DEEPEST_TEXT} levels of sections in {place}; got more.")
+    except YAMLError:
+        return  # whoever reads it says what is wrong
 
 
 def _problem(entry: Any) -> str:
@@ -242,7 +276,10 @@ def _problem(entry: Any) -> str:
     if entry["type"] == "union_tag_invalid":
         tag = entry["ctx"]["tag"]
         return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {tag!r}{_nearest(tag, MODELS)}"
-    given = repr(entry["input"])
+    try:
+        given = repr(entry["input"])
+    except ValueError:  # Python does not write out numbers of more than 4,300 digits
+        given = "a number of very many digits"
     given = given if len(given) <= 80 else f"{given[:77]}..."
     if entry["type"] == "union_tag_not_found":  # no word, or not even a section to look for it in
         if isinstance(entry["input"], Mapping):

@@ -1,4 +1,4 @@
-"""Writing so that nothing is ever half there."""
+"""Writing so that nothing is ever half there, and reading so that nothing in a file can do harm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,37 @@ from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
+
+LARGEST_JSON = 2**26  # bytes
+
+
+def read_text(path: Path, most: int) -> str:
+    """The text of a file.
+
+    Raises:
+        OSError: if there is no such file, or it is none: reading a pipe would wait for somebody to write.
+        ValueError: if it has more than `most` bytes, or they are no UTF-8.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError("no regular file")
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"more than {most} bytes")
+    return content.decode()
+
+
+def parse_json(text: str) -> Any:
+    """What is written there; `ValueError` for whatever is no JSON, or is nested too deeply for the parser."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or objects that are nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; `OSError` or `ValueError` if there is none, as of `read_text` and `parse_json`."""
+    return parse_json(read_text(path, LARGEST_JSON))
 
 
 def write_text(path: Path, text: str) -> None:

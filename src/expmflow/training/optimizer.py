@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from expmflow._validation import expect
 from expmflow.training.adamax import FlatAdamax
 from expmflow.training.config import OptimConfig
 
@@ -42,9 +43,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
 def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Put back what `optimizer_state` took."""
     parameters = dict(model.named_parameters())
+    usual = {"step", "exp_avg", "exp_inf" if isinstance(optimizer, FlatAdamax) else "exp_avg_sq"}
+    names = {key.partition("/")[2] for key in tensors}
+    wanted = {f"{quantity}/{name}" for quantity in usual for name in names}
+    expect(tensors.keys() == wanted, f"{', '.join(sorted(usual))} of each parameter", "others")
     for key, value in tensors.items():
         quantity, _, name = key.partition("/")
         parameter = parameters[name]
+        shape = () if quantity == "step" else tuple(parameter.shape)
+        expect(tuple(value.shape) == shape, f"{key} of shape {shape}", tuple(value.shape))
         # as torch keeps it: moments beside their parameter, counters on the CPU unless the optimizer is fused
         aside = quantity == "step" and not optimizer.param_groups[0].get("fused")
         state = optimizer.state[parameter]
@@ -73,6 +80,8 @@ class Average:
             self.values[name].lerp_(parameter, 1 - decay)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
+        shapes, given = ({name: tuple(t.shape) for name, t in of.items()} for of in (self.values, tensors))
+        expect(shapes == given, "an average of the model's own parameters", "one of others")
         for name, value in tensors.items():
             self.values[name].copy_(value)
 

@@ -24,12 +24,15 @@ from torch import Tensor, nn
 from expmflow.data import Dataset
 from expmflow.training.checkpoint import CheckpointError, check_format
 from expmflow.training.config import Config, ConfigError, parse_config
-from expmflow.training.files import flush_directory, write_json, write_tensors, write_text
+from expmflow.training.files import flush_directory, parse_json, read_json, write_json, write_tensors, write_text
 
 RUN_FORMAT_VERSION = 1
 CHECKSUM = "sha256"
 MODEL_CHECKSUM = "model_sha256"
 DATA_CHECKSUM = "data_sha256"
+LONGEST_LINE = 2**16  # characters of a record of metrics
+LARGEST_NUMBER = 2**63  # in such a record
+LONGEST_SIDE = 10**6  # of an event; no machine holds the matrix of a larger one
 
 log = logging.getLogger(__name__)
 
@@ -129,20 +132,29 @@ class RunFolder:
             write_text(self.metrics, "".join(map(_as_line, kept)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines."""
+        """All whole lines: objects of numbers, with a step."""
         records = []
-        if self.metrics.exists():
-            for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
-                    records.append({name: math.nan if value is None else value for name, value in record.items()})
+        if self.metrics.is_file():
+            with open(self.metrics, encoding="utf-8", errors="replace") as file:
+                for line in iter(lambda: file.readline(LONGEST_LINE), ""):
+                    try:
+                        record = parse_json(line)
+                    except ValueError:
+                        continue
+                    if isinstance(record, dict) and isinstance(record.get("step"), int) and _numbers(record):
+                        records.append({name: math.nan if value is None else value for name, value in record.items()})
         return records
 
     def save_weights(self, tensors: dict[str, Tensor]) -> None:
         save_weights(self.weights, tensors)
+
+
+def _numbers(record: dict[str, Any]) -> bool:
+    """Whether all its values are numbers that a float can hold; null stands for one that is not finite."""
+    return all(
+        value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_NUMBER)
+        for value in record.values()
+    )
 
 
 def _as_line(record: dict[str, Any]) -> str:
@@ -172,7 +184,7 @@ def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
     """What `save_config` wrote."""
     values = _read_values(path)
     shape = values.get("event_shape")
-    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and 0 < n <= LONGEST_SIDE for n in shape):
         raise CheckpointError(f"Expected the shape of an event in {path}; got {shape!r}.")
     config = parse_config(values.get("config"))
     expected = values.get(MODEL_CHECKSUM)
@@ -196,8 +208,8 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 def _read_values(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        values = read_json(path)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"Expected a run's config in {path}; got: {error}.") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"Expected a run's config in {path}; got {type(values).__name__}.")
@@ -216,6 +228,8 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Put into a model what `save_weights` wrote, held against its checksum; other safetensors files have none."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"Expected weights in {path}; got no regular file.")
     try:
         with safe_open(path, framework="pt") as file:
             expected = (file.metadata() or {}).get(CHECKSUM)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from expmflow._validation import expect_count, expect_type
 from expmflow.distributions import Density
-from expmflow.training.checkpoint import Checkpoint
+from expmflow.training.checkpoint import Checkpoint, CheckpointError
 from expmflow.training.optimizer import Average, load_optimizer_state, optimizer_state
 
 
@@ -36,16 +37,29 @@ class State:
         return Checkpoint(self.step, tensors, {**plain, "stale": self.stale, **counts})
 
     def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint; `CheckpointError` if it is one of another model."""
+        try:
+            self._restore(checkpoint)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split()).rstrip(".")
+            raise CheckpointError(
+                f"Expected the checkpoint of step {checkpoint.step} to fit the model; got: {reason:.300}."
+            ) from None
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
         self.model.load_state_dict(checkpoint.tensors["model"])
         load_optimizer_state(self.optimizer, self.model, checkpoint.tensors["optimizer"])
         if self.average is not None:
             self.average.load(checkpoint.tensors["average"])
-        best = checkpoint.state["best"]
+        plain = {"nonfinite_validations": 0, **checkpoint.state}  # not in older checkpoints
+        for name in ("best_step", "stale", "skipped", "nonfinite_validations"):
+            expect_count(plain[name], name, at_least=-1)
+        best = plain["best"]
+        expect_type(best is None or isinstance(best, int | float), "best to be a number", repr(best))
         self.step = checkpoint.step
-        self.best = math.inf if best is None else best
-        self.best_step, self.stale = checkpoint.state["best_step"], checkpoint.state["stale"]
-        self.skipped = checkpoint.state["skipped"]
-        self.nonfinite_validations = checkpoint.state.get("nonfinite_validations", 0)  # not in older checkpoints
+        self.best = math.inf if best is None else float(best)
+        self.best_step, self.stale, self.skipped = plain["best_step"], plain["stale"], plain["skipped"]
+        self.nonfinite_validations = plain["nonfinite_validations"]
 
 
 def evaluation_model(state: State) -> Density:
