@@ -1,144 +1,154 @@
-"""The layers against each other, and the dense exponential against Pyro's."""
+"""Every layer, relative to a 1×1 convolution in the same run.
+
+A new layer is one entry of `IMAGES`, `VECTORS` or `GRAPHS`; the benchmark does not begin while one is missing.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
-from pyro.distributions.transforms import MatrixExponential
 from torch import Tensor
+from torch import nn as torch_nn
+from torch.nn.utils import parametrize
 
-import expmflow as ef
 from expmflow import nn as N
 from expmflow import transforms as T
-from timing import geometric_mean, medians, table
+from timing import medians, table
 
 SHAPES = [(12, 16), (24, 8)]
-BATCH = 32
+FEATURES = 64
+NODES, NODE_FEATURES = 16, 8
+BATCH = 64
 HIDDEN = 64
+RANK = 24  # of the paper's row
+MADE_OF_LAYERS = {"Amortized", "Chain", "Inverse", "Split"}
+
+IMAGES: dict[str, Callable[[int, int], T.Transform]] = {  # from channels and size
+    "Conv1x1": lambda c, n: T.Conv1x1(c),
+    "Conv1x1, free": lambda c, n: T.Conv1x1(c, "free"),
+    "Householder": lambda c, n: T.Householder(c),
+    "ActNorm": lambda c, n: T.ActNorm(c),
+    "Squeeze": lambda c, n: T.Squeeze(),
+    "Flip": lambda c, n: T.Flip(),
+    "Permute": lambda c, n: T.Permute(c),
+    "ConvExp": lambda c, n: T.ConvExp(c),
+    "ConvExp, skew": lambda c, n: T.ConvExp(c, skew=True),
+    "Emerging": lambda c, n: T.Emerging(c),
+    "Woodbury, points": lambda c, n: T.Woodbury(c, n, n, 0, RANK),
+    "Woodbury, channels and points": lambda c, n: T.Woodbury(c, n, n, RANK, RANK),
+    "PeriodicConv": lambda c, n: T.PeriodicConv(c),
+    "AffineCoupling, DenseNet": lambda c, n: T.AffineCoupling(N.DenseNet(c // 2, c, growth=HIDDEN), c),
+    "MixtureCoupling, DenseNet": lambda c, n: T.MixtureCoupling(
+        N.DenseNet(c // 2, c // 2 * (3 * 4 + 2), growth=HIDDEN), c, components=4
+    ),
+    "MaskedAutoregressive": lambda c, n: T.MaskedAutoregressive(c, HIDDEN, dims=2),
+    "InverseAutoregressive": lambda c, n: T.InverseAutoregressive(c, HIDDEN, dims=2),
+    "ConvSylvester": lambda c, n: T.ConvSylvester(c, HIDDEN),
+    "ConvSylvester, no basis": lambda c, n: T.ConvSylvester(c, HIDDEN, use_basis=False),
+    "GeneralizedSylvester, 1×1 basis": lambda c, n: T.GeneralizedSylvester(T.Conv1x1(c), N.ConvInner(c, HIDDEN)),
+}
+
+VECTORS: dict[str, Callable[[int], T.Transform]] = {  # from features
+    "Conv1x1": lambda d: T.Conv1x1(d),
+    "LinearExp": lambda d: T.LinearExp(d),
+    "AffineCoupling, MLP": lambda d: T.AffineCoupling(N.MLP(d // 2, d, hidden=(HIDDEN, HIDDEN)), d),
+    "MaskedAutoregressive": lambda d: T.MaskedAutoregressive(d, HIDDEN),
+    "InverseAutoregressive": lambda d: T.InverseAutoregressive(d, HIDDEN),
+    "Planar": lambda d: T.Planar(d),
+    "OrthogonalSylvester": lambda d: T.OrthogonalSylvester(d, vectors=d // 4),
+    "HouseholderSylvester": lambda d: T.HouseholderSylvester(d, reflections=8),
+    "TriangularSylvester": lambda d: T.TriangularSylvester(d),
+    "DenseSylvester": lambda d: T.DenseSylvester(d, HIDDEN),
+}
+
+GRAPHS: dict[str, Callable[[int], T.Transform]] = {  # from features
+    "Conv1x1": lambda f: T.Conv1x1(f, dim=-1),
+    "GraphConvExp": lambda f: T.GraphConvExp(f),
+    "AffineCoupling, GraphNetwork": lambda f: T.AffineCoupling(N.GraphNetwork(f // 2, f, hidden=HIDDEN), f, dim=-1),
+    "GraphSylvester": lambda f: T.GraphSylvester(f, HIDDEN),
+}
 
 
 def trained_like(layer: T.Transform, x: Tensor) -> T.Transform:
-    """Weights as after training: kernels at their coefficient, output layers far from zero."""
+    """Weights as after training: kernels at their coefficient, others such that activations keep their size."""
+    constraints = (N.SpectralConstraint, N.PowerConstraint)
+    parametrized = [module for module in layer.modules() if isinstance(module, parametrize.ParametrizationList)]
+    limited = {id(weight.original) for weight in parametrized if any(isinstance(step, constraints) for step in weight)}
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 0.1))
+            std = 0.5 / (1 if id(parameter) in limited else parameter[0].numel() ** 0.5) if parameter.ndim > 1 else 0.1
+            parameter.copy_(torch.randn_like(parameter) * std)
         for _ in range(20):
             layer(x)
     return layer
 
 
-def candidates(channels: int) -> dict[str, T.Transform]:
-    half = channels // 2
+def images(rounds: int) -> str:
+    """Forward, forward and backward, inverse, in units of Conv1x1's."""
+    check_complete()
+    columns = {}
+    for channels, size in SHAPES:
+        shape = f"{channels}×{size}×{size}"
+        made = {name: make(channels, size) for name, make in IMAGES.items()}
+        columns[shape] = times(made, (channels, size, size), rounds)
+    return relative(list(IMAGES), columns)
+
+
+def vectors_and_graphs(rounds: int) -> str:
+    """The same for layers on vectors and on complete graphs, each in units of Conv1x1 on them."""
+    check_complete()
+    tables = []
+    for title, layers, event in (
+        (f"{FEATURES} features", VECTORS, (FEATURES,)),
+        (f"graphs of {NODES} nodes with {NODE_FEATURES} features", GRAPHS, (NODES, NODE_FEATURES)),
+    ):
+        made = {name: make(event[-1]) for name, make in layers.items()}
+        tables.append(relative(list(layers), {title: times(made, event, rounds)}))
+    return "\n\n".join(tables)
+
+
+Times = Mapping[str, Mapping[str, float]]
+"""By direction, by layer, milliseconds."""
+
+
+def times(layers: Mapping[str, T.Transform], event: tuple[int, ...], rounds: int) -> Times:
+    torch.manual_seed(0)
+    x = torch.randn(BATCH, *event)
+    made = {name: trained_like(layer, x) for name, layer in layers.items()}
+    with torch.no_grad():
+        outputs = {name: layer(x)[0] for name, layer in made.items()}
+    frozen = {name: copy.deepcopy(layer).eval() for name, layer in made.items()}
     return {
-        "Conv1x1": T.Conv1x1(channels),
-        "Conv1x1, free": T.Conv1x1(channels, "free"),
-        "Householder": T.Householder(channels),
-        "ActNorm": T.ActNorm(channels),
-        "ConvExp": T.ConvExp(channels),
-        "ConvExp, skew": T.ConvExp(channels, skew=True),
-        "AffineCoupling, DenseNet": T.AffineCoupling(N.DenseNet(half, 2 * half, growth=HIDDEN), channels),
-        "ConvSylvester": T.ConvSylvester(channels, HIDDEN),
+        "forward": medians({name: no_grad(layer, x) for name, layer in frozen.items()}, rounds),
+        "forward+backward": medians({name: backward(layer, x) for name, layer in made.items()}, rounds),
+        "inverse": medians({name: no_grad(layer.inverse, outputs[name]) for name, layer in frozen.items()}, rounds),
     }
 
 
-def relative_to_conv1x1(rounds: int) -> str:
-    """Forward, forward and backward, inverse of each layer, in units of Conv1x1's."""
-    names = list(candidates(4))
-    rows: list[list[str]] = [[name] for name in names]
-    header = ["layer"]
-    for channels, size in SHAPES:
-        torch.manual_seed(0)
-        x = torch.randn(BATCH, channels, size, size)
-        made = {name: trained_like(layer, x) for name, layer in candidates(channels).items()}
-        for title, runs in (
-            ("forward", {n: _no_grad(layer, x) for n, layer in _evaluating(made).items()}),
-            ("forward+backward", {n: _backward(layer, x) for n, layer in made.items()}),
-            ("inverse", {n: _no_grad(layer.inverse, x) for n, layer in _evaluating(made).items()}),
-        ):
-            ms = medians(runs, rounds)
-            header.append(f"{channels}×{size}×{size}, {title}")
-            for row, name in zip(rows, names, strict=True):
-                row.append(f"{ms[name] / ms['Conv1x1']:.1f} ({ms[name]:.1f} ms)")
+def relative(names: list[str], columns: Mapping[str, Times]) -> str:
+    """A table of how many times as long as Conv1x1 each layer takes, with the milliseconds."""
+    header, rows = ["layer"], [[name] for name in names]
+    for title, found in columns.items():
+        for direction, ms in found.items():
+            header.append(f"{title}, {direction}")
+            for row in rows:
+                row.append(f"{ms[row[0]] / ms['Conv1x1']:.1f} ({ms[row[0]]:.1f} ms)")
     return table(header, rows)
 
 
-def constraint_share(rounds: int) -> str:
-    """How much of the training step of a ConvExp layer goes into its norm constraint."""
-    rows = []
-    for channels, size in [(12, 16), (24, 8), (48, 8), (48, 4), (96, 4), (3, 32)]:
-        x = torch.randn(128, channels, size, size)
-        layer = trained_like(T.ConvExp(channels), x)
-
-        def constraint(layer: T.Transform = layer, x: Tensor = x) -> None:
-            layer.update(x)
-            layer.kernel.sum().backward()
-
-        ms = medians({"layer": _backward(layer, x), "constraint": constraint}, rounds)
-        share = ms["constraint"] / ms["layer"]
-        rows.append([f"{channels}×{size}×{size}", f"{ms['layer']:.1f}", f"{ms['constraint']:.2f}", f"{share:.0%}"])
-    return table(["shape, batch 128", "training step, ms", "constraint, ms", "share"], rows)
+def check_complete() -> None:
+    """Raise unless every layer of the package is measured."""
+    layers = [make(4, 4) for make in IMAGES.values()]
+    layers += [make(4) for entries in (VECTORS, GRAPHS) for make in entries.values()]
+    measured = {type(layer).__name__.removeprefix("Parametrized") for layer in layers}
+    missing = set(T.__all__) - {"Transform"} - MADE_OF_LAYERS - measured
+    if missing:
+        raise SystemExit(f"Expected an entry for every layer; got none for {', '.join(sorted(missing))}.")
 
 
-def gradient_modes(rounds: int) -> str:
-    """Whole models with either gradient: what the layers' default is chosen by."""
-    rows, ratios = [], []
-    for channels, size, depth in [(12, 16, 4), (24, 8, 4), (48, 4, 4)]:
-        x = torch.randn(64, channels, size, size)
-        models = {}
-        for gradient in ("autograd", "recompute"):
-            torch.manual_seed(0)
-            model = T.Chain([layer for _ in range(depth) for layer in _subflow(channels, gradient)])
-            models[gradient] = _backward(model, x)
-        ms = medians(models, rounds)
-        ratios.append(ms["recompute"] / ms["autograd"])
-        rows.append([f"{channels}×{size}×{size}", *(f"{ms[g]:.0f}" for g in models), f"{ratios[-1]:.2f}×"])
-    rows.append(["geometric mean", "", "", f"**{geometric_mean(ratios):.2f}×**"])
-    return table(["four subflows on", "autograd, ms", "recompute, ms", "recompute / autograd"], rows)
-
-
-def against_pyro(rounds: int) -> str:
-    """exp(W)x on vectors: Pyro's MatrixExponential with its own number of terms (8), and more of them.
-
-    A rotation times 0.9 has all its singular values at the norm, where the truncated series is at its worst.
-    """
-    rows = []
-    for features, kind in [(16, "random"), (64, "random"), (256, "random"), (64, "rotation"), (256, "rotation")]:
-        generator = torch.Generator().manual_seed(features)
-        weight = torch.randn(features, features, generator=generator)
-        weight = torch.linalg.qr(weight)[0] if kind == "rotation" else weight
-        weight = weight * (0.9 / torch.linalg.matrix_norm(weight, ord=2))
-        x = torch.randn(512, features, generator=generator)
-        exact = x.double() @ torch.matrix_exp(weight.double()).T
-        op = ef.DenseOperator(weight)
-        runs: dict[str, Callable[[], Tensor]] = {"expmflow, 1e-6": lambda op=op, x=x: ef.expm_apply(op, x, tol=1e-6)}
-        for terms in (8, 12, 18):
-            pyro = MatrixExponential(features, iterations=terms, normalization="none")
-            pyro.weights.data.copy_(weight)
-            runs[f"Pyro, {terms} terms"] = lambda pyro=pyro, x=x: pyro._call(x)
-        with torch.no_grad():
-            ms = medians(runs, rounds)
-            for name, run in runs.items():
-                off = (run().double() - exact).norm(dim=1) / x.double().norm(dim=1)
-                rows.append([f"{features}, {kind}, {name}", f"{ms[name]:.2f}", f"{float(off.max()):.1e}"])
-    return table(["features, weight, method (batch 512)", "ms", "error"], rows)
-
-
-def _subflow(channels: int, gradient: str) -> list[T.Transform]:
-    half = channels // 2
-    return [
-        T.Conv1x1(channels),
-        T.ConvExp(channels, gradient=gradient),  # type: ignore[arg-type]
-        T.AffineCoupling(N.DenseNet(half, 2 * half, growth=32, depth=2), channels),
-    ]
-
-
-def _evaluating(layers: dict[str, T.Transform]) -> dict[str, T.Transform]:
-    return {name: copy.deepcopy(layer).eval() for name, layer in layers.items()}
-
-
-def _no_grad(run: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> Callable[[], None]:
+def no_grad(run: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> Callable[[], None]:
     def once() -> None:
         with torch.no_grad():
             run(x)
@@ -146,7 +156,8 @@ def _no_grad(run: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> Calla
     return once
 
 
-def _backward(layer: T.Transform, x: Tensor) -> Callable[[], None]:
+def backward(layer: torch_nn.Module, x: Tensor) -> Callable[[], None]:
+    """A training pass, gradients in input and parameters."""
     inputs = x.clone().requires_grad_()
 
     def once() -> None:

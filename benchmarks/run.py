@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import exponential
+import exponential_layers
 import graph_models
 import image_models
 import image_training
 import inverses
 import layers
 import sparse
+import wavefronts
 from timing import machine
 
 README = Path(__file__).parent / "README.md"
@@ -24,12 +26,14 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "evaluation": exponential.evaluation,
     "training": exponential.training,
     "peers": exponential.peers,
-    "layers": layers.relative_to_conv1x1,
+    "layers": layers.images,
+    "otherlayers": layers.vectors_and_graphs,
+    "emerging": wavefronts.against_pixels,
     "iterations": inverses.iterations,
     "roundtrip": inverses.round_trip,
-    "constraint": layers.constraint_share,
-    "gradients": layers.gradient_modes,
-    "dense": layers.against_pyro,
+    "constraint": exponential_layers.constraint_share,
+    "gradients": exponential_layers.gradient_modes,
+    "dense": exponential_layers.against_pyro,
     "heat": sparse.heat,
     "graphs": sparse.convolution,
     "products": sparse.products,
