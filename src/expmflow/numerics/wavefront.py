@@ -65,34 +65,36 @@ class _CornerSolve(torch.autograd.Function):
 
 
 def _sweep(taps: Tensor, v: Tensor, reverse: bool) -> Tensor:
-    """One anti-diagonal after the other, each a contiguous block of rows with the channels last."""
+    """One anti-diagonal after the other, each a block of rows, point by point and image by image, with channels last.
+
+    What lies outside the image stays zero: points above (below, if `reverse`) it have rows of their own, and points
+    beside it have those that the shorter anti-diagonals leave free.
+    """
     batch, channels, height, width = v.shape
     if v.numel() == 0:
         return v.clone()
-    diagonals = height + width - 1
-    y = v.new_zeros(diagonals, height * batch, channels)
-    image = _image_in(y, v.shape)
+    margin, count, sign = taps.shape[0] - 1, height + width - 1, 1 if reverse else -1
+    y = v.new_zeros(count, (height + margin) * batch, channels)
+    above = 0 if reverse else margin
+    image = _image_in(y, v.shape, above)
     image.copy_(v)
-    steps = [(a, b, taps[a, b].mT) for a in range(taps.shape[0]) for b in range(taps.shape[1]) if a + b]
-    for d in reversed(range(diagonals)) if reverse else range(diagonals):
-        for a, b, tap in steps:
-            if reverse:
-                first, last = max(0, d + b + 1 - width), min(d + 1, height - a)
-                source, shift = d + a + b, a
-            else:
-                first, last = max(a, d + 1 - width), min(d + 1 - b, height)
-                source, shift = d - a - b, -a
-            if first < last:
-                rows = y[source, (first + shift) * batch : (last + shift) * batch]
-                y[d, first * batch : last * batch].addmm_(rows, tap, alpha=-1)
+    diagonals = y.unbind()
+    steps = [(a, a + b, taps[a, b].mT) for a in range(taps.shape[0]) for b in range(taps.shape[1]) if a + b]
+    for d in reversed(range(count)) if reverse else range(count):
+        first, last = (batch * (above + i) for i in (max(0, d + 1 - width), min(d + 1, height)))
+        rows = diagonals[d][first:last]
+        for down, along, tap in steps:
+            source, shift = d + sign * along, sign * down * batch
+            if 0 <= source < count:
+                rows.addmm_(diagonals[source][first + shift : last + shift], tap, alpha=-1)
     return image.contiguous(memory_format=torch.channels_last)
 
 
-def _image_in(y: Tensor, shape: torch.Size) -> Tensor:
-    """The points of `(diagonals, height · batch, channels)` as `(batch, channels, height, width)`, a view."""
-    batch, channels, height, _ = shape
-    point = batch * channels
-    return y.as_strided(shape, (channels, 1, (height + 1) * point, height * point))
+def _image_in(y: Tensor, shape: torch.Size, above: int) -> Tensor:
+    """A view of the image, `(batch, channels, h, w)`, in `(diagonals, rows · batch, channels)`, below so many rows."""
+    batch, channels = shape[:2]
+    point, diagonal = batch * channels, y.stride(0)
+    return y.as_strided(shape, (channels, 1, diagonal + point, diagonal), above * point)
 
 
 def _taps_gradient(taps: Tensor, w: Tensor, y: Tensor, reverse: bool) -> Tensor:

@@ -13,7 +13,7 @@ from expmflow._validation import expect, expect_count
 from expmflow.nn.masked import Mask
 from expmflow.numerics.wavefront import corner_solve
 from expmflow.transforms.base import Output, Transform, real_points
-from expmflow.transforms.conv1x1 import Conv1x1, mix
+from expmflow.transforms.conv1x1 import Conv1x1
 
 INITIAL_NORM = 0.1  # of what is added to the identity, about
 
@@ -60,12 +60,11 @@ class Emerging(Transform):
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         first = torch.einsum("omhw,mi->oihw", self.first.kernel(), self.conv1x1.matrix())
-        y = F.conv2d(x, first, self.first.bias, padding=self.first.centre)
+        y = F.conv2d(x, first.contiguous(), self.first.bias, padding=self.first.centre)
         return self.second(y), self._logdet(x)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        y = self.first.solve(self.second.solve(z))
-        return mix(y, self.conv1x1.inverse_matrix(), 1), -self._logdet(z)
+        return self.first.solve(self.second.solve(z), self.conv1x1), -self._logdet(z)
 
     def _logdet(self, x: Tensor) -> Tensor:
         per_point = self.conv1x1.log_abs_det() + self.first.log_diagonal.sum() + self.second.log_diagonal.sum()
@@ -107,13 +106,15 @@ class CornerConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.kernel(), self.bias, padding=self.centre)
 
-    def solve(self, z: Tensor) -> Tensor:
-        """The image of which `forward` makes z."""
+    def solve(self, z: Tensor, conv1x1: Conv1x1 | None = None) -> Tensor:
+        """The image of which this convolution makes z, or of which it does after a 1×1."""
         taps = self.kernel().permute(2, 3, 0, 1)
         c = self.centre
         taps = taps[c:, c:] if self.reverse else taps[: c + 1, : c + 1].flip(0, 1)
         unit = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
         inverse = torch.linalg.solve_triangular(taps[0, 0], unit, upper=self.reverse)
+        if conv1x1 is not None:
+            taps, inverse = taps @ conv1x1.matrix(), conv1x1.inverse_matrix() @ inverse
         v = F.conv2d(z, inverse[:, :, None, None], -inverse @ self.bias)
         return corner_solve(inverse @ taps, v, reverse=self.reverse)
 
