@@ -7,6 +7,7 @@ import scipy.linalg
 import torch
 from torch import Tensor, nn
 
+import expmflow as ef
 from expmflow import transforms as T
 from expmflow.testing import check_transform
 from expmflow.transforms.original_sylvester import triangles
@@ -71,6 +72,15 @@ def test_one_context_is_cut_among_the_layers():
         z, logdet = layer(z, own)
         total = total + logdet
     torch.testing.assert_close(whole(x, context), (z, total), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flows_describe_themselves(name):
+    """Whatever context they take."""
+    case = CASES.ready(name)
+    text = ef.Flow(case.layer, ef.distributions.StandardNormal(case.event)).double().description()
+    layers = case.layer.layers if isinstance(case.layer, T.Amortized) else [case.layer]
+    assert text.count("\n") == len(layers) + 2
 
 
 def test_inverses_of_chains_are_taken_apart():

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from expmflow.nn.masked import Mask
+from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.base import Chain, Inverse, Transform, layer_name, watching
 from expmflow.transforms.conv1x1 import Conv1x1
 from expmflow.transforms.multiscale import Split
 
 HEADER = ("layer", "kind", "output", "parameters", "closed form")
-CONTAINERS = (Chain, Inverse, Split)
+LISTS = (Chain, Amortized)
+CONTAINERS = (*LISTS, Inverse, Split)
 
 
 def description(transform: Transform, x: Tensor, context: Any = None) -> str:
@@ -62,8 +64,8 @@ def _layers(transform: Transform, name: str = "", backwards: bool = False) -> It
     if not isinstance(transform, CONTAINERS):
         yield name, transform, backwards
         return
-    parts = list(transform.named_children()) if not isinstance(transform, Chain) else []
-    if isinstance(transform, Chain):
+    parts = list(transform.named_children()) if not isinstance(transform, LISTS) else []
+    if isinstance(transform, LISTS):
         parts = [(str(k), layer) for k, layer in enumerate(transform)]
     if isinstance(transform, Split):  # the half that leaves is explained first
         parts.reverse()

@@ -32,6 +32,10 @@ class Amortizable(Transform):
                 self.register_parameter(name, nn.Parameter(value))
 
     @property
+    def context_channels(self) -> int:
+        return self.params_per_sample
+
+    @property
     def params_per_sample(self) -> int:
         """How many numbers the context must bring for each sample; 0 if the parameters are the layer's own."""
         return sum(map(math.prod, self.shapes.values())) if self.amortized else 0
@@ -84,6 +88,13 @@ class Amortized(Transform):
         self.layers = nn.ModuleList(_single_layers([layers] if isinstance(layers, Transform) else layers))
         self.context_features = context_features
         self.columns = [params_per_sample(layer) for layer in self.layers]
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    @property
+    def context_channels(self) -> int:
+        return self.params_per_sample
 
     @property
     def params_per_sample(self) -> int:

@@ -49,7 +49,7 @@ class Autoregressive(Transform):
         expect(dims in (0, 1, 2, 3), "0 spatial axes (vectors) to 3", dims)
         self.features = features
         self.dims = dims
-        self.context_features = context_features
+        self.context_channels = context_features
         self.function = function
         self.last_iterations = 0
         outputs = function.params_per_entry
@@ -70,7 +70,7 @@ class Autoregressive(Transform):
         expect(fits, what, f"events {event_shape}")
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        check_context(context, x, self.context_features)
+        check_context(context, x, self.context_channels)
 
     def _map(self, x: Tensor, context: Any) -> tuple[Tensor, Tensor]:
         """y and log dy_k/dx_k, entry by entry, in one pass of the network."""
