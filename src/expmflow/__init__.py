@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from expmflow import distributions, interop, nn, operators, transforms
+from expmflow import distributions, interop, models, nn, operators, transforms
 from expmflow.distributions import Flow
 from expmflow.numerics import (
     ConvergenceError,
@@ -38,6 +38,7 @@ __all__ = [
     "heat_kernel",
     "interop",
     "load",
+    "models",
     "nn",
     "operators",
     "plan_series",

@@ -7,13 +7,18 @@ from expmflow.distributions.dequantization import (
     UniformDequantization,
     VariationalDequantization,
 )
+from expmflow.distributions.discretized import LogisticMixture
 from expmflow.distributions.exchangeable import Exchangeable
 from expmflow.distributions.flow import Flow, NonFiniteError
 from expmflow.distributions.gaussian import Base, DiagonalGaussian, NodeNormal, StandardNormal
+from expmflow.distributions.likelihood import Bernoulli, Likelihood, Normal
+from expmflow.distributions.posterior import AmortizedGaussian, FlowPosterior
 from expmflow.distributions.protocol import Density, Draw
 
 __all__ = [
+    "AmortizedGaussian",
     "Base",
+    "Bernoulli",
     "Density",
     "DequantizedFlow",
     "Dequantizer",
@@ -21,8 +26,12 @@ __all__ = [
     "Draw",
     "Exchangeable",
     "Flow",
+    "FlowPosterior",
+    "Likelihood",
+    "LogisticMixture",
     "NodeNormal",
     "NonFiniteError",
+    "Normal",
     "StandardNormal",
     "UniformDequantization",
     "VariationalDequantization",

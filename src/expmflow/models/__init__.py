@@ -1,7 +1,9 @@
 """Whole models, each readable as one list of layers."""
 
+from expmflow.models.autoencoder import image_vae, vector_vae
 from expmflow.models.dense import dense_flow
 from expmflow.models.graph import graph_flow
 from expmflow.models.image import image_flow
+from expmflow.models.vae import VAE
 
-__all__ = ["dense_flow", "graph_flow", "image_flow"]
+__all__ = ["VAE", "dense_flow", "graph_flow", "image_flow", "image_vae", "vector_vae"]

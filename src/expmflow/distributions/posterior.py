@@ -1,0 +1,146 @@
+"""Posteriors of latent variables: a Gaussian that an encoder tells, moved by a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_count
+from expmflow.distributions.gaussian import LOG_2PI, Base
+from expmflow.transforms.amortized import Amortized
+from expmflow.transforms.base import Chain, Transform
+
+_SMALL = -15.0  # where softplus is an exponential to the last digit of float32
+
+
+@final
+class AmortizedGaussian(nn.Module):
+    """Independent normals whose means and variances come with each sample; variances by softplus.
+
+    Args:
+        event_shape: of the latents: `(d,)`, or `(channels, h, w)` with means and variances at each point.
+
+    Example:
+        >>> base = AmortizedGaussian((4,))
+        >>> base.params_per_sample
+        8
+    """
+
+    def __init__(self, event_shape: Sequence[int]) -> None:
+        super().__init__()
+        for size in event_shape:
+            expect_count(size, "event_shape")
+        self.event_shape = tuple(event_shape)
+
+    @property
+    def params_per_sample(self) -> int:
+        """Numbers for each sample, or at each point: a mean and a variance of each feature."""
+        return 2 * self.event_shape[0]
+
+    def rsample_and_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The sample that standard normal noise is mapped to, and its log-density."""
+        mean, log_std = self.moments(params)
+        return mean + log_std.exp() * noise, -(0.5 * (noise.square() + LOG_2PI) + log_std).flatten(1).sum(1)
+
+    def log_prob(self, z: Tensor, params: Tensor) -> Tensor:
+        """`(batch,)`."""
+        mean, log_std = self.moments(params)
+        standard = (z - mean) * (-log_std).exp()
+        return -(0.5 * (standard.square() + LOG_2PI) + log_std).flatten(1).sum(1)
+
+    def moments(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and logarithms of standard deviations."""
+        mean, raw = params.chunk(2, dim=1)
+        log_variance = torch.where(raw < _SMALL, raw, F.softplus(raw.clamp_min(_SMALL)).log())
+        return mean, 0.5 * log_variance
+
+    def kl(self, params: Tensor) -> Tensor:
+        """KL(q ‖ N(0, 1)) of each latent, `(batch, *event)`."""
+        mean, log_std = self.moments(params)
+        return 0.5 * (mean.square() + (2 * log_std).exp() - 1) - log_std
+
+
+@final
+class FlowPosterior(nn.Module):
+    """q(z | x): a base density, moved by a flow from noise to latents.
+
+    Samples come with their log-density in one pass of the flow's `forward`, so that direction should be the closed-form
+    one; of `InverseAutoregressive` take `T.Inverse`. What q is told of x is one tensor `(batch, params_per_sample)`,
+    the output of an encoder's linear head: first what the base needs, then `context_features` for layers that take a
+    context, then what each amortised layer needs. For latents that are images it is `(batch, params_per_sample, h, w)`.
+
+    Args:
+        transform: noise to latents; layers with `amortized=True` take their parameters from the encoder.
+        base: `AmortizedGaussian`, or a base density of its own, as `StandardNormal`.
+        context_features: of the context that layers of the flow share; 0 for none.
+
+    Example:
+        >>> flow = T.Chain([T.HouseholderSylvester(4, 2, amortized=True) for _ in range(3)])
+        >>> posterior = FlowPosterior(flow, AmortizedGaussian((4,)))
+        >>> encoder = torch.nn.Linear(10, posterior.params_per_sample)
+        >>> z, log_q = posterior.rsample_and_log_prob(encoder(torch.randn(5, 10)))
+    """
+
+    def __init__(
+        self, transform: Transform | None, base: AmortizedGaussian | Base, *, context_features: int = 0
+    ) -> None:
+        super().__init__()
+        self.transform = Amortized(Chain([]) if transform is None else transform, context_features=context_features)
+        self.base = base
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """The shape of the latents of one sample, and of the noise that they are made of."""
+        return self.base.event_shape
+
+    @property
+    def params_per_sample(self) -> int:
+        """How many numbers the encoder gives for each sample, or at each point of an image."""
+        return self._of_base + self.transform.params_per_sample
+
+    @property
+    def _of_base(self) -> int:
+        return self.base.params_per_sample if isinstance(self.base, AmortizedGaussian) else 0
+
+    def rsample_and_log_prob(self, params: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """A sample z for each row, `(batch, *event)`, and log q(z | x), `(batch,)`; both differentiable.
+
+        Args:
+            params: from the encoder.
+            noise: standard normal, `(batch, *event)`; drawn if None.
+        """
+        own, rest = self._split(params)
+        shape = (params.shape[0], *self.event_shape)
+        if noise is None:
+            noise = torch.randn(shape, dtype=params.dtype, device=params.device)
+        expect(tuple(noise.shape) == shape, f"noise of shape {shape}", tuple(noise.shape))
+        if isinstance(self.base, AmortizedGaussian):
+            start, log_q = self.base.rsample_and_log_prob(own, noise)
+        else:
+            start = self.base.transform_noise(noise, 1.0)
+            log_q = self.base.log_prob(start)
+        z, logdet = self.transform(start, rest)
+        return z, log_q - logdet
+
+    def log_prob(self, z: Tensor, params: Tensor) -> Tensor:
+        """log q(z | x) of given latents, through the inverse of the flow."""
+        own, rest = self._split(params)
+        start, logdet = self.transform.inverse(z, rest)
+        log_q = (
+            self.base.log_prob(start, own) if isinstance(self.base, AmortizedGaussian) else self.base.log_prob(start)
+        )
+        return log_q + logdet
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the base is told, and the flow."""
+        wanted = self.params_per_sample
+        fits = params.ndim == len(self.event_shape) + 1 and params.shape[1] == wanted
+        fits = fits and params.shape[2:] == self.event_shape[1:]
+        shape = ("batch", wanted, *self.event_shape[1:])
+        expect(fits, f"parameters of shape ({', '.join(map(str, shape))})", tuple(params.shape))
+        own, rest = params.split([self._of_base, self.transform.params_per_sample], dim=1)
+        return own, rest if self.transform.params_per_sample else None

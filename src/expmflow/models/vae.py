@@ -1,0 +1,132 @@
+"""Variational autoencoders with a flow for the posterior."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from expmflow._validation import expect
+from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood
+from expmflow.distributions.describe import count_parameters
+from expmflow.distributions.gaussian import LOG_2PI
+from expmflow.distributions.protocol import Noise, given_noise
+
+
+@final
+class VAE(Density):
+    """p(x) = ∫ p(x | z) N(z; 0, I) dz, known by the bound log p(x | z) + log N(z) − log q(z | x) at one z ~ q.
+
+    Args:
+        encoder: from data, integers scaled to [−1, 1], to the parameters of the posterior, `(batch,
+            posterior.params_per_sample)`; at each point of the latents, if those are images.
+        posterior: q(z | x).
+        decoder: from latents to the parameters of `likelihood`.
+        likelihood: p(x | z); `Bernoulli`, of images of zeros and ones, if None.
+
+    Example:
+        >>> posterior = ef.distributions.FlowPosterior(T.DenseSylvester(2, 8), ef.distributions.AmortizedGaussian((2,)))
+        >>> encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, posterior.params_per_sample))
+        >>> decoder = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Unflatten(1, (1, 4, 4)))
+        >>> vae = ef.models.VAE(encoder, posterior, decoder)
+        >>> vae(torch.randint(2, (5, 1, 4, 4))).shape, vae.sample(3).shape
+        (torch.Size([5]), torch.Size([3, 1, 4, 4]))
+    """
+
+    is_bound: ClassVar[bool] = True
+    takes_beta: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        posterior: FlowPosterior,
+        decoder: nn.Module,
+        *,
+        likelihood: Likelihood | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.posterior = posterior
+        self.decoder = decoder
+        self.likelihood = Bernoulli() if likelihood is None else likelihood
+        self._event_shape = self._find_event_shape()
+
+    @torch.no_grad()
+    def _find_event_shape(self) -> tuple[int, ...]:
+        """What the decoder makes of latents of zero tells the shape of the data."""
+        training = self.decoder.training
+        params = self.decoder.eval()(torch.zeros(1, *self.posterior.event_shape).to(self._like))
+        self.decoder.train(training)
+        expect(params.ndim >= 2, "a decoder to parameters of shape (batch, channels, *n)", tuple(params.shape))
+        return (self.likelihood.data_channels(params.shape[1]), *params.shape[2:])
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        return self._event_shape
+
+    @property
+    def levels(self) -> int | None:
+        return self.likelihood.levels
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        return (Draw("normal", self.posterior.event_shape),)
+
+    @property
+    def sample_draws(self) -> tuple[Draw, ...]:
+        return (*self.draws, *self.likelihood.draws(self.event_shape))
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor of the model's dtype and device."""
+        return next(self.parameters(), torch.zeros(()))
+
+    def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None, beta: Tensor | None = None) -> Tensor:
+        """One sample of the lower bound on log p(x), `(batch,)`; `beta` weighs log q(z | x) − log N(z)."""
+        expect(context is None, "no context for a VAE", "one")
+        (epsilon,) = given_noise(self.draws, noise, x.shape[0], self._like)
+        z, log_q = self.posterior.rsample_and_log_prob(self._encoded(x), epsilon)
+        kl = log_q + 0.5 * (z.square() + LOG_2PI).flatten(1).sum(1)
+        return self.likelihood.log_prob(x, self._decoded(z)) - (kl if beta is None else beta * kl)
+
+    @torch.no_grad()
+    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
+        """`(n, *event)`; `temperature` multiplies the standard deviation of the latents."""
+        expect(context is None, "no context for a VAE", "one")
+        expect(temperature > 0, "a positive temperature", temperature)
+        latents, *rest = given_noise(self.sample_draws, noise, n, self._like)
+        return self.likelihood.sample(self._decoded(temperature * latents), tuple(rest))
+
+    @torch.no_grad()
+    def encode(self, x: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """A sample of z for each row; that of zero noise, the centre of a Gaussian posterior, with zeros for noise."""
+        return self.posterior.rsample_and_log_prob(self._encoded(x), noise)[0]
+
+    @torch.no_grad()
+    def decode(self, z: Tensor) -> Tensor:
+        """What is expected of x given latents, `(batch, *event)`, as floats; of integers on their own scale."""
+        return self.likelihood.mean(self._decoded(z))
+
+    def description(self) -> str:
+        """The parts, and how many parameters they have."""
+        parts = {
+            "encoder": self.encoder,
+            "posterior": self.posterior,
+            "decoder": self.decoder,
+            "likelihood": self.likelihood,
+        }
+        latents = " × ".join(map(str, self.posterior.event_shape))
+        layers = ", ".join(type(layer).__name__ for layer in self.posterior.transform) or "no flow"
+        lines = [f"{name}: {count_parameters(part):,} parameters" for name, part in parts.items()]
+        lines[1] += f"; {latents} latents, {self.posterior.params_per_sample} numbers per sample; {layers}"
+        return "\n".join([*lines, f"parameters in all: {count_parameters(self):,}"])
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        shape = tuple(x.shape[1:])
+        expect(shape == self.event_shape, f"data of shape (batch, *{self.event_shape})", f"events {shape}")
+        dtype = self._like.dtype
+        return self.encoder(self.likelihood.scaled(x, dtype)).to(dtype)
+
+    def _decoded(self, z: Tensor) -> Tensor:
+        return self.decoder(z).to(z.dtype)
