@@ -17,6 +17,7 @@ import image_models
 import image_training
 import inverses
 import layers
+import residual
 import sparse
 import wavefronts
 from timing import machine
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "constraint": exponential_layers.constraint_share,
     "gradients": exponential_layers.gradient_modes,
     "dense": exponential_layers.against_pyro,
+    "residual": residual.training_memory,
     "heat": sparse.heat,
     "graphs": sparse.convolution,
     "products": sparse.products,

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrize
 from expmflow._validation import expect, expect_count
 from expmflow.nn.constraints import SpectralConstraint, constrain
 from expmflow.nn.context import check_context, offset
+from expmflow.nn.swish import lip_swish
 
-STEEPEST_SWISH = 1.1  # the largest slope of x σ(x) is 1.0998
 CONVOLUTIONS: dict[int, Callable[..., nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NOT_EXPANDING = (
@@ -47,8 +47,7 @@ class LipSwish(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        beta = F.softplus(self.sharpness)
-        return F.silu(beta * x) / (STEEPEST_SWISH * beta)
+        return lip_swish(x, F.softplus(self.sharpness))
 
     def lipschitz_bound(self) -> float:
         return 1.0
