@@ -62,9 +62,14 @@ def _():
     return Case(T.ConvSylvester(3, 6, use_basis=False), (3, 2, 3), wrong_event=(2, 2, 3))
 
 
-@CASES.add("conv-sylvester-without-constraint")
+@CASES.add("conv-sylvester-constraint")
 def _():
-    return Case(T.ConvSylvester(2, 4, lipschitz=None, gamma=0.7, reflections=1), (2, 3, 2), wrong_event=(3, 3, 2))
+    return Case(T.ConvSylvester(2, 4, lipschitz=1.5), (2, 3, 2), wrong_event=(3, 3, 2))
+
+
+@CASES.add("conv-sylvester-large-gamma")
+def _():
+    return Case(T.ConvSylvester(2, 4, gamma=0.7, reflections=1), (2, 3, 2), wrong_event=(3, 3, 2))
 
 
 @CASES.add("conv-sylvester-context")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow import transforms as T
-from expmflow.nn import GraphInner, GraphNetwork, PowerConstraint, SpectralConstraint
+from expmflow.nn import ConvInner, GraphInner, GraphNetwork, PowerConstraint, SpectralConstraint
 from expmflow.transforms.autoregressive import Autoregressive
 from expmflow.transforms.emerging import CornerConv
 
@@ -112,18 +112,21 @@ def randomise(layer: nn.Module) -> None:
             module.theta0.mul_(10)
             module.theta1.mul_(10)
         if isinstance(module, parametrize.ParametrizationList):
-            limited = any(isinstance(step, SpectralConstraint | PowerConstraint) for step in module)
-            module.original.normal_(std=5.0 if limited else 1.0)
+            module.original.normal_(std=5.0 if _limited(module) else 1.0)
     for module in layer.modules():
         if isinstance(module, GraphNetwork):  # five layers deep: their gains multiply
             for parameter in module.parameters():
                 parameter.mul_(0.5)
         if isinstance(module, CornerConv):  # errors grow along the rows and columns of its inverse
             module.parametrizations.weight.original.mul_(0.3)
-        if isinstance(module, GraphInner | Autoregressive):  # heads of order one
+        if isinstance(module, GraphInner | ConvInner | Autoregressive):  # heads of order one
             for part in module.modules():
-                if isinstance(part, parametrize.ParametrizationList):
+                if isinstance(part, parametrize.ParametrizationList) and not _limited(part):
                     part.original.div_(part.original[0].numel() ** 0.5)
+
+
+def _limited(parts: parametrize.ParametrizationList) -> bool:
+    return any(isinstance(step, SpectralConstraint | PowerConstraint) for step in parts)
 
 
 def settle(layer: T.Transform, x: Tensor, context: Any = None, rounds: int = 30) -> None:

@@ -202,8 +202,15 @@ class TestShape:
 
     def test_sylvester_layers_turn_the_order_in_between(self):
         """And not behind the last, where it would be undone by nothing."""
-        found = self.kinds(subflow="sylvester", subflows=2)
+        found = self.kinds(subflow="sylvester", subflows=2, start="rotation")
         assert found == ["Squeeze", "ActNorm", "ConvSylvester", "Flip", "ActNorm", "ConvSylvester", "Inverse"]
+
+    @pytest.mark.parametrize("subflow", ["sylvester", "residual"])
+    def test_levels_without_mixing_begin_with_averages(self, subflow):
+        flow = image_flow((3, 8, 8), subflow=subflow, levels=2, subflows=2, hidden=24, growth=2, depth=1).flow
+        mixed = [layer for layer in flow.modules() if isinstance(layer, T.Conv1x1)]
+        for layer, channels, colours in zip(mixed, (12, 24), (True, False), strict=True):
+            torch.testing.assert_close(layer.matrix(), haar(channels, colours=colours))
 
     def test_couplings_come_behind_their_mixing(self):
         found = self.kinds(subflow="coupling", mixing="convexp", actnorm=False, mixing_last=True)

@@ -40,6 +40,7 @@ def image_flow(
     width: int | None = None,
     gated: bool = True,
     hidden: int = 96,
+    lipschitz: float | None = None,
     coupling_network: CouplingNetwork = "dense",
     actnorm: bool = True,
     start: Start = "averages",
@@ -65,10 +66,12 @@ def image_flow(
         levels, subflows: how many, and how many in each.
         growth, depth, width, gated: of the DenseNets.
         hidden: channels inside Sylvester layers, residual blocks and couplings with `coupling_network="conv"`.
+        lipschitz: the largest norm of the convolutions inside Sylvester layers, 1.5 in the paper; None for any.
         coupling_network: of coupling subflows: `"dense"`, a DenseNet, or `"conv"`, three convolutions.
         actnorm: an ActNorm before each subflow.
-        start: the first mixing layer of each level begins with averages and differences of the squeezed points, or with
-            a random rotation.
+        start: the first mixing layer of each level begins with `"averages"` and differences of the squeezed points, or
+            with a random `"rotation"`. Levels of subflows that have no mixing layers begin with a 1×1 from averages and
+            differences, or as the paper's do, with none.
         mixing_first: False leaves out the first mixing layer of all levels but the first.
         mixing_last: one more mixing layer behind the last coupling of each level.
         base: `"standard"` normal; `"gaussian"`, with a learned mean and standard deviation for each entry; or
@@ -107,7 +110,7 @@ def image_flow(
     if classes is not None:
         expect_count(classes, "classes")
     block = SUBFLOWS[subflow]
-    networks = Networks(growth, depth, hidden, width, gated, coupling_network, classes or 0)
+    networks = Networks(growth, depth, hidden, width, gated, coupling_network, classes or 0, lipschitz)
 
     def mix(shape: Shape, level: int, k: int) -> list[T.Transform]:
         if not block.mixed or (k == 0 and level > 1 and not mixing_first):
@@ -118,6 +121,8 @@ def image_flow(
     def level(channels: int, rows: int, columns: int, number: int) -> T.Chain:
         shape = channels, rows, columns = 4 * channels, rows // 2, columns // 2
         layers: list[T.Transform] = [T.Squeeze()]
+        if start == "averages" and not block.mixed:
+            layers += MIXINGS["1x1"](shape, haar(channels, colours=number == 1))
         for k in range(subflows):
             layers += [T.ActNorm(channels)] if actnorm else []
             layers += mix(shape, number, k)

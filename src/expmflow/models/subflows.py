@@ -26,6 +26,7 @@ class Networks:
         hidden: channels inside Sylvester layers, residual blocks and networks of three convolutions.
         coupling_network: of coupling subflows: a DenseNet, or three convolutions.
         context: channels of the context that every network is given; 0 for none.
+        lipschitz: the largest norm of the convolutions inside Sylvester layers; None for any.
     """
 
     growth: int
@@ -35,6 +36,7 @@ class Networks:
     gated: bool = True
     coupling_network: CouplingNetwork = "dense"
     context: int = 0
+    lipschitz: float | None = None
 
     def dense_coupling(self, channels: int) -> T.AffineCoupling:
         """An affine coupling with a DenseNet."""
@@ -78,7 +80,13 @@ class Subflow:
 
 
 def _sylvester(channels: int, networks: Networks, *, use_basis: bool = True) -> T.Transform:
-    return T.ConvSylvester(channels, networks.hidden, context_channels=networks.context, use_basis=use_basis)
+    return T.ConvSylvester(
+        channels,
+        networks.hidden,
+        lipschitz=networks.lipschitz,
+        context_channels=networks.context,
+        use_basis=use_basis,
+    )
 
 
 def _sylvester_no_basis(channels: int, networks: Networks) -> T.Transform:

@@ -18,6 +18,7 @@ from expmflow._validation import expect, expect_count
 from expmflow.nn.context import check_context, offset
 from expmflow.nn.masked import MaskedConv, MaskedLinear, hidden_degrees
 from expmflow.nn.precision import network_precision
+from expmflow.nn.raster import RasterStack
 
 HEADS = 4
 INITIAL_SCALE = 1e-2
@@ -38,7 +39,7 @@ class ConvInner(nn.Module):
         channels: C of the input `(batch, C, *n)`.
         hidden: channels inside.
         gamma: the bound γ of the diagonal.
-        lipschitz: the largest norm of each convolution; None for no constraint.
+        lipschitz: the largest norm of each convolution; 1.5 in the paper, None for no constraint.
         context_channels: channels of a context `(batch, channels, *n)`, or `(batch, channels)`; 0 for none.
         dims: the number of spatial axes.
     """
@@ -49,7 +50,7 @@ class ConvInner(nn.Module):
         hidden: int,
         *,
         gamma: float = 0.5,
-        lipschitz: float | None = 1.5,
+        lipschitz: float | None = None,
         context_channels: int = 0,
         dims: int = 2,
     ) -> None:
@@ -74,6 +75,24 @@ class ConvInner(nn.Module):
             h = self.middle(F.elu(h))
             heads = self.last(F.elu(h))
         return gated_tanh(u, heads.to(u.dtype), self.gamma)
+
+    def raster_stack(self, context: Any = None) -> RasterStack:
+        """f as the inverse takes it apart: by rows, which see those above and themselves."""
+        axes = self.first.weight.ndim
+        layers = self.first, self.middle, self.last
+        first, middle, last = (layer.bias.reshape(1, -1, *(1,) * (axes - 2)) for layer in layers)
+        if self.context is not None:
+            first = first + offset(self.context, context, axes)
+        return RasterStack(
+            self.first.weight,
+            self.middle.weight,
+            self.last.weight,
+            first,
+            middle,
+            last,
+            activation=F.elu,
+            gate=lambda u, heads: gated_tanh(u, heads, self.gamma),
+        )
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` fits beside `x`."""

@@ -70,36 +70,40 @@ def triangular_fixed_point(
     *,
     tol: float | None = None,
     max_iterations: int = 200,
+    start: Tensor | None = None,
+    raise_on_failure: bool = True,
 ) -> Solution:
     """Solve u + f(u) = v for f with a triangular Jacobian, of which the diagonal is known.
 
     u ← u − (u + f(u) − v) / (1 + diag), which converges if the diagonal stays within ±½; rows that do not settle start
-    again with u ← v − f(u), which converges if it stays within ±1. Raises `ConvergenceError` otherwise.
+    again with u ← v − f(u), which converges if it stays within ±1.
 
     Args:
         f: maps `(u, rows)`, the rows still sought and their places in the batch, to `(f(u), diagonal)`.
         v: the right-hand side, `(batch, *event)`.
         tol: as for `fixed_point`.
         max_iterations: for each of the two iterations.
+        start: the first u; v if None.
+        raise_on_failure: raise `ConvergenceError` for what neither solves; otherwise `converged` is False.
     """
-    search = _Search(f, v, tol)
+    search = _Search(f, v, tol, start)
     search.run(max_iterations, preconditioned=True)
     if search.active.numel():
         search.restart()
         search.run(max_iterations, preconditioned=False)
-    return search.result(raise_on_failure=True)
+    return search.result(raise_on_failure)
 
 
 class _Search:
     """x + g(x) = y, row by row; rows that are solved are frozen."""
 
-    def __init__(self, evaluate: Evaluate, y: Tensor, tol: float | None) -> None:
+    def __init__(self, evaluate: Evaluate, y: Tensor, tol: float | None, start: Tensor | None = None) -> None:
         expect_tensor(y, "the right-hand side")
         expect(y.ndim >= 1, "a right-hand side of shape (batch, *event)", "a scalar")
         check_tol(tol)
         self.evaluate = evaluate
         self.y = y
-        self.x = y.clone()
+        self.x = y.clone() if start is None else start
         self.tol = 64 * torch.finfo(y.dtype).eps if tol is None else tol
         self.scale = _largest(y.detach()).clamp_min(1)
         self.residual = y.new_zeros(y.shape[0])

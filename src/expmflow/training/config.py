@@ -89,6 +89,7 @@ class ImageModelConfig(_Section):
     width: Width | None = Field(None, description="channels of a coupling's DenseNet; growth if not given")
     gated: bool = Field(True, description="whether DenseNets end with a gate")
     hidden: Width = Field(96, description="channels inside a Sylvester layer or a residual block")
+    lipschitz: float | None = Field(None, gt=0, description="the norm of convolutions in Sylvester layers; any if none")
     coupling_network: CouplingNetwork = Field("dense", description="a DenseNet, or three convolutions (conv)")
     actnorm: bool = Field(True, description="an ActNorm before each subflow")
     start: Start = Field("averages", description="of the first mixing layer of each level; or a random rotation")

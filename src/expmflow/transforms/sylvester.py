@@ -12,6 +12,7 @@ from expmflow._validation import expect, expect_count
 from expmflow.nn.autoregressive import ConvInner, DenseInner
 from expmflow.nn.constraints import constant_constraints
 from expmflow.nn.graph_autoregressive import GraphInner
+from expmflow.nn.raster import RasterStack, solve_by_slabs
 from expmflow.numerics import ConvergenceError
 from expmflow.numerics.solve import triangular_fixed_point, with_implicit_gradient
 from expmflow.transforms.base import Chain, Output, Transform, layer_name
@@ -23,16 +24,19 @@ class GeneralizedSylvester(Transform):
     """z = x + W⁻¹ f(W x), logdet = Σ log(1 + diag), diag the diagonal of f's Jacobian at W x.
 
     The inverse solves u + f(u) = W z by a fixed point iteration, then x = z − W⁻¹ f(u); its residual is verified, and
-    its gradient is exact, by the implicit function theorem.
+    its gradient is exact, by the implicit function theorem. It exists whatever the norms of f are, as the Jacobian is
+    triangular. `last_iterations` has how many it took: of the row of an image with the most, and of the whole.
 
     Args:
         basis: any invertible linear layer, W; it is handed the context too.
         inner: a module whose `forward(u, context)` returns `(f(u), diagonal)`, with a Jacobian that is triangular in
             some order of the variables and a diagonal greater than −1 (Theorem 2); `check_inner` tests both. A context
             that is a tensor with one row per sample is cut to the samples that the inverse still seeks; an inner
-            function whose contexts have rows of another kind cuts them itself, by `context_rows(context, rows)`.
+            function whose contexts have rows of another kind cuts them itself, by `context_rows(context, rows)`. One
+            that goes through images in raster order may offer `raster_stack(context)` (`expmflow.nn.raster`), and is
+            inverted row by row.
         tol: the largest entry of the residual of the inverse, relative to max(1, max |W z|); follows the dtype.
-        max_iterations: before the inverse gives up with `ConvergenceError`.
+        max_iterations: before the inverse gives up with `ConvergenceError`; for each row of an image, and the whole.
 
     Example:
         >>> layer = T.GeneralizedSylvester(T.Householder(4), expmflow.nn.DenseInner(4, hidden=16))
@@ -85,20 +89,24 @@ class GeneralizedSylvester(Transform):
             value, diagonal = self.inner(v.index_copy(0, rows, u), context)  # who knows its rows
             return value[rows], diagonal[rows]
 
+        stack = getattr(self.inner, "raster_stack", None) if v.numel() else None
+        limits: Any = {"tol": self.tol, "max_iterations": self.max_iterations}
         try:
             with torch.no_grad():
-                solution = triangular_fixed_point(
-                    evaluate,
-                    v.detach(),
-                    tol=self.tol,
-                    max_iterations=self.max_iterations,
-                )
+                start, rounds = (None, 0) if stack is None else solve_by_slabs(stack(context), v.detach(), **limits)
+                solution = triangular_fixed_point(evaluate, v.detach(), start=start, **limits)
         except ConvergenceError as error:
             raise ConvergenceError(f"{layer_name(self)}: {error}", error.solution) from None
-        self.last_iterations = solution.iterations
+        self.last_iterations = rounds + solution.iterations
         if not torch.is_grad_enabled():
             return solution.value
-        return with_implicit_gradient(lambda u: self.inner(u, context), solution.value, v)
+        if stack is None:
+            return with_implicit_gradient(lambda u: self.inner(u, context), solution.value, v)
+
+        def attach(slab: RasterStack, target: Tensor, i: int) -> Tensor:
+            return with_implicit_gradient(slab, solution.value.select(2, i), target)
+
+        return torch.stack(list(stack(context).substitute(v, attach)), dim=2)
 
     def check_inner(self, u: Tensor, context: Any = None) -> None:
         """Raise `ValueError` unless, at each row of `u`, the inner function is one that Theorem 2 allows.
@@ -156,13 +164,16 @@ def _has_order(off_diagonal: Tensor) -> bool:
 class ConvSylvester(GeneralizedSylvester):
     """The convolutional Sylvester flow: W = exp(M) Q with a convolution M and an orthogonal 1×1 convolution Q.
 
+    The inverse goes through the image row by row (`expmflow.nn.raster`) and needs no norm constraint inside f; with
+    one, `lipschitz`, training ends at more bits per dimension (results/sylvester.md).
+
     Args:
         channels: C of the input `(batch, C, h, w)`.
         hidden: channels inside the autoregressive function.
         kernel_size, coeff: of the convolution exponential.
         reflections: Householder reflections of Q; one per channel if None.
         gamma: the bound of the diagonal; the inverse is proven to converge for γ ≤ ½ and found to beyond.
-        lipschitz: the largest norm of the inner convolutions.
+        lipschitz: the largest norm of each inner convolution; 1.5 in the paper, None for no constraint.
         context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
         use_basis: False leaves the basis change out, as in the paper's ablation.
         tol, max_iterations: of the inverse.
@@ -182,7 +193,7 @@ class ConvSylvester(GeneralizedSylvester):
         coeff: float = 0.9,
         reflections: int | None = None,
         gamma: float = 0.5,
-        lipschitz: float | None = 1.5,
+        lipschitz: float | None = None,
         context_channels: int = 0,
         use_basis: bool = True,
         tol: float | None = None,

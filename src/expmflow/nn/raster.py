@@ -1,0 +1,124 @@
+"""Masked convolutions in raster order, taken apart into slabs: rows of an image, points of a row.
+
+What a slab sees of the slabs before it is a constant once these are known. So u + f(u) = v is solved by substitution,
+slab by slab, and each slab by an iteration of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from expmflow.nn.precision import network_precision
+from expmflow.numerics.solve import triangular_fixed_point
+
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+Activation = Callable[[Tensor], Tensor]
+Gate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class RasterStack:
+    """Two masked convolutions, three wide, with a pointwise map between them, on `(batch, C, *n)`.
+
+    Attributes:
+        first, middle, last: kernels, those of the points without spatial axes.
+        first_offset, middle_offset, last_offset: what is added to their results, `(batch or 1, channels, *n or 1)`.
+        activation: between them.
+        gate: from u and the stack's result to f(u) and its diagonal.
+    """
+
+    first: Tensor
+    middle: Tensor
+    last: Tensor
+    first_offset: Tensor
+    middle_offset: Tensor
+    last_offset: Tensor
+    activation: Activation
+    gate: Gate
+
+    def __call__(self, u: Tensor, rows: Any = slice(None)) -> tuple[Tensor, Tensor]:
+        """f(u) and its diagonal, for some rows of the batch."""
+        with network_precision(u.device.type):
+            heads = convolve(self.hidden(u, rows), self.last) + _rows(self.last_offset, rows)
+        return self.gate(u, heads.to(u.dtype))
+
+    def hidden(self, u: Tensor, rows: Any = slice(None)) -> Tensor:
+        """What the last convolution sees."""
+        h = self.activation(convolve(u, self.first) + _rows(self.first_offset, rows))
+        return self.activation(convolve(h, self.middle) + _rows(self.middle_offset, rows))
+
+    @property
+    def dims(self) -> int:
+        """The number of spatial axes."""
+        return self.first.ndim - 2
+
+    def substitute(self, v: Tensor, solve: Callable[[RasterStack, Tensor, int], Tensor]) -> Iterator[Tensor]:
+        """The slabs u_i of u, along the first spatial axis, where `solve(f_i, v_i, i)` gives the u_i of each."""
+        u = hidden = None
+        for i, target in enumerate(v.unbind(2)):
+            slab = self._slab(i)
+            if u is not None and hidden is not None:
+                with network_precision(u.device.type):
+                    slab = replace(
+                        slab,
+                        first_offset=slab.first_offset + convolve(u, self.first[:, :, 0]),
+                        last_offset=slab.last_offset + convolve(hidden, self.last[:, :, 0]),
+                    )
+            u = solve(slab, target, i)
+            with network_precision(u.device.type):
+                hidden = slab.hidden(u)
+            yield u
+
+    def _slab(self, i: int) -> RasterStack:
+        """Slab i with nothing before it."""
+
+        def offset(tensor: Tensor) -> Tensor:
+            return tensor.select(2, i if tensor.shape[2] > 1 else 0)
+
+        return replace(
+            self,
+            first=self.first[:, :, 1],
+            middle=self.middle[:, :, 0],
+            last=self.last[:, :, 1],
+            first_offset=offset(self.first_offset),
+            middle_offset=offset(self.middle_offset),
+            last_offset=offset(self.last_offset),
+        )
+
+
+def solve_by_slabs(stack: RasterStack, v: Tensor, *, tol: float | None, max_iterations: int) -> tuple[Tensor, int]:
+    """u with u + f(u) = v, slab by slab, and the largest number of iterations that a slab took.
+
+    A slab that does not settle is cut again, down to single points, where f has as many variables as channels. Costs as
+    much as evaluations of f on the whole as a slab takes iterations. Nothing is promised: the caller verifies.
+    """
+    most = 0
+
+    def solve(slab: RasterStack, target: Tensor, i: int) -> Tensor:
+        nonlocal most
+        solution = triangular_fixed_point(slab, target, tol=tol, max_iterations=max_iterations, raise_on_failure=False)
+        value, taken = solution.value, solution.iterations
+        if not solution.converged and slab.dims:
+            value, more = solve_by_slabs(slab, target, tol=tol, max_iterations=max_iterations)
+            taken += more
+        most = max(most, taken)
+        return value
+
+    return torch.stack(list(stack.substitute(v, solve)), dim=2), most
+
+
+def convolve(x: Tensor, kernel: Tensor) -> Tensor:
+    """A convolution that keeps the size; without spatial axes, a matrix."""
+    if kernel.ndim == 2:
+        return F.linear(x, kernel)
+    return _CONV[kernel.ndim - 2](x, kernel, padding=kernel.shape[-1] // 2)
+
+
+def _rows(offset: Tensor, rows: Any) -> Tensor:
+    return offset[rows] if offset.shape[0] > 1 else offset
