@@ -9,6 +9,7 @@ import torch
 import expmflow as ef
 from cli_runs import TINY, run_command, train_tiny
 from expmflow.cli.measure import estimate, peak_bytes, size_text, time_text
+from expmflow.distributions.describe import count_parameters
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_every_command_can_be_tried(command: str, run: Path, tmp_path: Path, mon
     found = lines(outcome.out)
     for name, text in EXPECTED[command].items():
         assert found[name] == text.replace("RUN", str(run))
-    parameters = f"{sum(p.numel() for p in ef.load(run).parameters()):,}"
+    parameters = f"{count_parameters(ef.load(run)):,}"
     if command in ("train", "evaluate", "sample", "score"):
         assert found["parameters"] == parameters
         assert re.match(r"about [\d.]+ [kM]?B: ", found["memory"])

@@ -15,7 +15,7 @@ from PIL import Image
 import expmflow as ef
 from cli_runs import files, run_command
 from expmflow.data import load_images
-from expmflow.report.grids import GAP, class_columns, image_grid
+from expmflow.data.drawing.grids import GAP, class_columns, image_grid
 from expmflow.runs import evaluation, shipped
 from expmflow.runs.evaluation import auroc, open_run
 from expmflow.runs.importance import importance_estimates

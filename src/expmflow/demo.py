@@ -23,9 +23,9 @@ from torch import Tensor
 
 from expmflow.cli.console import progress, result, say
 from expmflow.cli.output import save_text, write_whole
+from expmflow.data.drawing.grids import image_grid, save_grid
 from expmflow.distributions import DequantizedFlow, bits_per_dim
 from expmflow.distributions.describe import count_parameters
-from expmflow.report.grids import image_grid, save_grid
 from expmflow.report.html import render
 from expmflow.report.summary import summarise
 from expmflow.runs.evaluation import Trained, open_run

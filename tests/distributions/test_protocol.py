@@ -153,7 +153,8 @@ class TestEveryDensity:
                 "train": {"steps": 3, "batch_size": 8, "log_every": 1, "validate_every": 3, "precision": "float64"},
             }
         )
-        data = Dataset(x[:24], x[24:32], x[32:])
+        kind = "vectors" if density.levels is None else "images"
+        data = Dataset(x[:24], x[24:32], x[32:], kind=kind)
         trained = train(settings, tmp_path / "first", model=density, data=data)
         again = train(settings, tmp_path / "second", model=DENSITIES[name]().train(), data=data)
         for key, value in trained.state_dict().items():

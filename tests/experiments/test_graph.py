@@ -11,8 +11,8 @@ import torch
 
 from cli_runs import Outcome, run_command
 from expmflow.data.graphs import MIXTURES
+from expmflow.data.kinds import graphs as kind_of_graphs
 from expmflow.experiments import graph
-from expmflow.training import build
 from expmflow.training.checkpoint import newest_checkpoint
 from expmflow.training.run import RunFolder
 
@@ -23,7 +23,7 @@ ROW = "mog-4-gnf-exp-0"
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     monkeypatch.setattr(graph, "PRESETS", {"laptop": TINY, "paper": TINY, "best": TINY, "clipped": TINY})
-    monkeypatch.setattr(build, "DRAWN_GRAPHS", 256)
+    monkeypatch.setattr(kind_of_graphs, "DRAWN_GRAPHS", 256)
     monkeypatch.setattr(graph, "entropies", lambda: {"mog-4": 3.632, "mog-9": 4.26, "mog-16": 4.755, "mog-ring": 4.053})
 
 

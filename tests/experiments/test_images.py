@@ -37,7 +37,7 @@ def small_images() -> Dataset:
     generator = torch.Generator().manual_seed(0)
     ramp = 20 * torch.arange(8) + 40 * torch.randint(2, (60, 1, 1, 1), generator=generator)
     rows = (ramp + torch.randint(12, (60, 3, 8, 8), generator=generator)).to(torch.uint8)
-    return Dataset(rows[:40], rows[40:48], rows[48:], levels=256)
+    return Dataset(rows[:40], rows[40:48], rows[48:], levels=256, kind="images")
 
 
 TINY = Setting(

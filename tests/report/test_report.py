@@ -11,8 +11,10 @@ import torch
 
 import expmflow as ef
 from cli_runs import TINY, run_command, train_tiny
+from expmflow.data.drawing.columns import columns_figure
+from expmflow.data.drawing.panels import save_figure
+from expmflow.distributions.describe import count_parameters
 from expmflow.report.certificates import certificates
-from expmflow.report.figures import samples_figure, save_figure
 from expmflow.report.summary import density, round_trip, summarise
 from expmflow.runs.evaluation import Trained, open_run
 from report_page import CHROMIUM, Page, png_size, shown_widths
@@ -47,7 +49,7 @@ def test_one_run_has_its_pictures_and_tables(run: Path):
     assert all(min(png_size(image)) > 300 for image in page.images)
     assert all(link.startswith("data:") for link in page.links)  # nothing is fetched
     results = {row[0]: row[1] for row in page.tables["results"][1:]}
-    assert results["parameters"].replace(",", "") == str(sum(p.numel() for p in ef.load(run).parameters()))
+    assert results["parameters"].replace(",", "") == str(count_parameters(ef.load(run)))
     assert float(results["round-trip error, relative"]) < 1e-4
     assert float(results["largest certified truncation error"]) <= 1e-6
     assert len(page.tables["certificates"]) == 1 + 1  # a head, and one exponential in one block
@@ -118,12 +120,13 @@ def test_certificates_bound_the_true_norm(trained: Trained):
 
 
 def test_density_is_the_model_and_has_most_of_its_mass_in_view(trained: Trained):
-    seen = density(trained, trained.data().train)
-    x0, x1, y0, y1 = seen.extent
+    place, values = trained.kind.landscape(trained.data().train), density(trained, trained.data().train)
+    x0, x1, y0, y1 = place.extent
+    values = values.reshape(place.side, place.side)
     corner = trained.log_likelihoods(torch.tensor([[x0, y0], [x1, y0]], dtype=torch.float64)).exp()
-    torch.testing.assert_close(torch.stack([seen.values[0, 0], seen.values[0, -1]]), corner, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(torch.stack([values[0, 0], values[0, -1]]), corner, rtol=1e-4, atol=1e-8)
     area = (x1 - x0) * (y1 - y0)
-    assert 0.5 < float(seen.values.mean()) * area < 1.02
+    assert 0.5 < float(values.mean()) * area < 1.02
 
 
 def test_round_trip_is_small(trained: Trained):
@@ -136,7 +139,7 @@ def test_figures_of_any_width(tmp_path: Path, columns: int):
     rows = torch.randn(50, columns, generator=torch.Generator().manual_seed(0))
     rows[:, 0] = 1.0  # a constant column has no range
     for data in (None, rows):
-        save_figure(samples_figure(data, rows), tmp_path / "figure")
+        save_figure(columns_figure(data, rows), tmp_path / "figure")
         assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
 
 

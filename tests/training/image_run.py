@@ -42,7 +42,7 @@ def make_data() -> Dataset:
         60, CHANNELS, SIZE, SIZE, generator=generator
     )
     images = (smooth / 1.3 * LEVELS).floor().clamp(0, LEVELS - 1).to(torch.int64)
-    return Dataset(images[:48], images[48:], images[48:])
+    return Dataset(images[:48], images[48:], images[48:], kind="images")
 
 
 def make_config(steps: int = 9, **train_settings: object) -> Config:

@@ -31,14 +31,15 @@ def pictures(*, labels: bool = True, levels: int | None = LEVELS) -> Dataset:
     rows = (ramp + 4 * classes[:, None, None, None]).clamp(0, LEVELS - 1)
     parts = rows[:24], rows[24:32], rows[32:]
     if not labels:
-        return Dataset(*parts, levels=levels)
-    return Dataset(*parts, labels=(classes[:24], classes[24:32], classes[32:]), classes=CLASSES, levels=levels)
+        return Dataset(*parts, levels=levels, kind="images")
+    known = (classes[:24], classes[24:32], classes[32:])
+    return Dataset(*parts, labels=known, classes=CLASSES, levels=levels, kind="images")
 
 
 def graphs() -> Dataset:
     mixture = MIXTURES["mog-4"]
     fixed = [mixture.sample(n, torch.Generator().manual_seed(n)) for n in (32, 16, 8)]
-    return Dataset(*fixed, draw=mixture.sample)
+    return Dataset(*fixed, draw=mixture.sample, kind="graphs")
 
 
 def config(kind: str, *, data: dict | None = None, train: dict | None = None, **model) -> Config:
@@ -60,10 +61,13 @@ def config(kind: str, *, data: dict | None = None, train: dict | None = None, **
 
 class TestResolve:
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(("shape", "fitting"), [((2,), "dense"), ((4, 2), "graph"), ((1, 4, 4), "image")])
-    def test_a_model_fits_one_kind_of_data(self, kind, shape, fitting):
+    @pytest.mark.parametrize(
+        ("shape", "name", "fitting"),
+        [((2,), "vectors", "dense"), ((4, 2), "graphs", "graph"), ((1, 4, 4), "images", "image")],
+    )
+    def test_a_model_fits_one_kind_of_data(self, kind, shape, name, fitting):
         rows = torch.zeros(3, *shape)
-        data = Dataset(rows, rows, rows)
+        data = Dataset(rows, rows, rows, kind=name)
         if kind == fitting:
             assert resolve(config(kind), data).model.kind == kind
             return
@@ -71,10 +75,11 @@ class TestResolve:
         with pytest.raises(ConfigError, match=expected):
             resolve(config(kind), data)
 
-    def test_events_of_no_kind(self):
+    @pytest.mark.parametrize("kind", ["vectors", "graphs", "images"])
+    def test_events_that_are_none_of_their_kind(self, kind):
         rows = torch.zeros(3, 1, 2, 2, 2)
-        with pytest.raises(ConfigError, match="Expected data of vectors, graphs or images; got events of 4 axes"):
-            resolve(config("image"), Dataset(rows, rows, rows))
+        with pytest.raises(ValueError, match=rf"Expected {kind} of shape .*; got events of shape \(1, 2, 2, 2\)\."):
+            resolve(config("image"), Dataset(rows, rows, rows, kind=kind))
 
     def test_what_the_data_knows_is_filled_in(self):
         found = resolve(config("image"), pictures()).model
@@ -106,11 +111,13 @@ class TestResolve:
 
     @pytest.mark.parametrize("kind", ["dense", "graph"])
     def test_only_images_are_flipped(self, kind):
-        rows = torch.zeros(3, *{"dense": (2,), "graph": (4, 2)}[kind])
-        with pytest.raises(ConfigError, match=r"Expected data\.flip=false for data that are no images; got true\."):
-            resolve(config(kind, data={"flip": True}), Dataset(rows, rows, rows))
-        with pytest.raises(ConfigError, match=r"Expected data\.shift=0 for data that are no images; got 2\."):
-            resolve(config(kind, data={"shift": 2}), Dataset(rows, rows, rows))
+        shape, name = {"dense": ((2,), "vectors"), "graph": ((4, 2), "graphs")}[kind]
+        rows = torch.zeros(3, *shape)
+        data = Dataset(rows, rows, rows, kind=name)
+        with pytest.raises(ConfigError, match=r"Expected no data\.flip for data that are no images; got True\."):
+            resolve(config(kind, data={"flip": True}), data)
+        with pytest.raises(ConfigError, match=r"Expected no data\.shift for data that are no images; got 2\."):
+            resolve(config(kind, data={"shift": 2}), data)
 
 
 class TestConfig:

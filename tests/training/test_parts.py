@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from expmflow.data.kinds.images import shifted
 from expmflow.distributions import Draw
 from expmflow.runs.evaluation import Typicality
 from expmflow.training.config import OptimConfig
 from expmflow.training.distributed import Processes
-from expmflow.training.job import shifted
 from expmflow.training.optimizer import Average, build_optimizer, learning_rate
 from expmflow.training.randomness import Randomness
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect
 from expmflow.cli.measure import estimate, peak_bytes, seconds_of, size_text, time_text
+from expmflow.distributions.describe import count_parameters
 from expmflow.runs.evaluation import Trained
 from expmflow.training.build import build_data, build_model, resolve
 from expmflow.training.config import Config
@@ -113,7 +114,7 @@ def _place(config: Config) -> str:
 
 
 def parameters(model: nn.Module) -> str:
-    return f"{sum(p.numel() for p in model.parameters()):,}"
+    return f"{count_parameters(model):,}"
 
 
 def _bytes(*tensors: Tensor) -> int:

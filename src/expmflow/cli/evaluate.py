@@ -17,8 +17,6 @@ from torch import Tensor
 from expmflow._validation import expect, expect_count
 from expmflow.cli.console import device_named, progress, reading, result, result_table, say
 from expmflow.cli.dry_run import DryRun, run_text
-from expmflow.data.graphs import MIXTURES
-from expmflow.distributions import bits_per_dim
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.runs.importance import CHUNK, Estimates, importance_estimates, results_file
 
@@ -76,11 +74,12 @@ def evaluate(
         found |= {**_measures(trained, estimates.elbo), "importance_samples": importance_samples}
         weighted = _measures(trained, estimates.log_prob)
         found |= {f"importance_weighted_{name}": value for name, value in weighted.items()} | {"kept_in": str(kept)}
-    if trained.levels is not None:
+    if trained.model.is_bound:
         found["bound"] = "elbo"
-    if trained.config.data.name in MIXTURES:
-        found["entropy_per_node"] = MIXTURES[trained.config.data.name].entropy()
-        found["gap_per_node"] = found["nats_per_node"] - found["entropy_per_node"]
+    entropy = trained.kind.entropy(trained.config.data.name)
+    if entropy is not None:
+        found[_entropy(trained)] = entropy
+        found[_gap(trained)] = found[trained.unit.key] - entropy
     if as_json:
         result(json.dumps(found, indent=2))
     else:
@@ -105,9 +104,7 @@ def _weighted(trained: Trained, rows: Tensor, labels: Tensor | None, samples: in
 
 def _measures(trained: Trained, log_prob: Tensor) -> dict[str, float]:
     """Means with their standard errors, in every unit that there is for such rows."""
-    units = {"nll": -log_prob, "bpd": bits_per_dim(log_prob, trained.event_shape)}
-    if trained.kind == "graph":
-        units["nats_per_node"] = -log_prob / trained.event_shape[0]
+    units = {unit.key: -log_prob * unit.per_nat for unit in trained.kind.units(trained.event_shape)}
     found = {}
     for name, values in units.items():
         found[name] = float(values.mean())
@@ -128,20 +125,23 @@ def _table(trained: Trained, found: dict[str, Any]) -> Table:
 
 def _lines(trained: Trained, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The label of each number that is shown, and its name."""
-    if trained.levels is None:
-        yield "nll (nats)", "nll"
-    else:
-        yield "−ELBO (nats)", "nll"
-    if trained.kind == "graph":
-        yield "nats per node", "nats_per_node"
-    else:
-        yield "bits per dimension" if trained.levels is None else "−ELBO, bits per dimension", "bpd"
+    other, bound = trained.kind.units(trained.event_shape)[-1], trained.model.is_bound
+    yield "−ELBO (nats)" if bound else "nll (nats)", "nll"
+    yield f"−ELBO, {other.name}" if bound else other.name, other.key
     if "importance_samples" in found:
         yield "importance-weighted nll (nats)", "importance_weighted_nll"
-        yield "importance-weighted, bits per dimension", "importance_weighted_bpd"
-    if "entropy_per_node" in found:
-        yield "entropy of the data, nats per node", "entropy_per_node"
-        yield "gap, nats per node", "gap_per_node"
+        yield f"importance-weighted, {other.name}", f"importance_weighted_{other.key}"
+    if _entropy(trained) in found:
+        yield f"entropy of the data, {trained.unit.name}", _entropy(trained)
+        yield f"gap, {trained.unit.name}", _gap(trained)
+
+
+def _entropy(trained: Trained) -> str:
+    return f"entropy_{trained.unit.key.removeprefix('nats_')}"
+
+
+def _gap(trained: Trained) -> str:
+    return f"gap_{trained.unit.key.removeprefix('nats_')}"
 
 
 def _dry_run_text(trained: Trained, rows: Tensor, labels: Tensor | None, split: Split, samples: int | None) -> str:

@@ -13,7 +13,7 @@ from expmflow.cli.dry_run import DryRun, described, parameters, reads
 from expmflow.cli.measure import Estimate, estimate, size_text, time_text
 from expmflow.cli.output import save_text
 from expmflow.report.html import render
-from expmflow.report.summary import SHOWN_ROWS, summarise, tested_rows
+from expmflow.report.summary import summarise, tested_rows
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.runs.shipped import place_beside
 from expmflow.training.sampling import LARGEST_SAMPLE
@@ -63,5 +63,5 @@ def _cost(trained: Trained) -> Estimate:
         return trained.log_likelihoods(rows[:n], labels=None if labels is None else labels[:n])
 
     parts = [estimate(likelihoods, len(rows), trained.batch_size)]
-    parts.append(estimate(lambda n: trained.sample(n), SHOWN_ROWS[trained.kind], LARGEST_SAMPLE))
+    parts.append(estimate(lambda n: trained.sample(n), trained.kind.report_rows, LARGEST_SAMPLE))
     return Estimate(sum(part.seconds for part in parts), max(part.bytes for part in parts))

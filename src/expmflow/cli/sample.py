@@ -12,14 +12,11 @@ from torch import Tensor
 from expmflow._validation import expect, expect_count
 from expmflow.cli.console import device_named, progress, result, say
 from expmflow.cli.dry_run import DryRun, run_text
-from expmflow.cli.output import graphs_text, save_npy, save_text, table_text, write_whole
-from expmflow.report.drawing import draw_samples
-from expmflow.report.grids import class_columns
+from expmflow.cli.output import save_npy, save_text, write_whole
+from expmflow.data.drawing.grids import class_columns
+from expmflow.data.kinds import KINDS
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.training.sampling import LARGEST_SAMPLE
-
-FORMATS = {"image": (".png", ".npy"), "graph": (".npy", ".csv", ".png"), "dense": (".npy", ".csv", ".png")}
-PICTURE = Path("samples.png")
 
 
 def sample(
@@ -43,12 +40,10 @@ def sample(
     channels, height, width) in a .npy file. Of a conditional model, the columns of the grid are its classes. Graphs
     become a .csv file with a line for each node, a .npy file of shape (n, nodes, features), or a picture.
     """
-    known = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+    known = {suffix for kind in KINDS.values() for suffix in kind.formats}
     expect(out is None or out.suffix in known, "a .npy, .csv or .png file", out)
     trained = open_run(run, device_named(device))
-    if trained.kind == "image" and out is None:
-        out = PICTURE
-    formats = FORMATS[trained.kind]
+    out, formats = out or trained.kind.default_file, trained.kind.formats
     expect(out is None or out.suffix in formats, f"a {' or '.join(formats)} file for samples of {trained.name}", out)
     expect_count(n, "the number of samples")
     chosen = _chosen(trained, classes)
@@ -85,14 +80,14 @@ def _chosen(trained: Trained, classes: str | None) -> list[int] | None:
 
 
 def _write(trained: Trained, drawn: Tensor, out: Path | None, columns: int | None) -> None:
-    as_text = graphs_text if trained.kind == "graph" else lambda rows: table_text(rows, trained.names)
+    kind, layout = trained.kind, trained.layout
     if out is None:
-        result(as_text(drawn).rstrip("\n"))
+        result((kind.text(drawn, layout) or "").rstrip("\n"))
         return
     if out.suffix == ".npy":
-        save_npy(out, drawn.to(torch.uint8) if trained.kind == "image" else drawn)
-    elif out.suffix == ".csv":
-        save_text(out, as_text(drawn))
+        save_npy(out, kind.array(drawn))
+    elif out.suffix == ".png":
+        write_whole(out, kind.draw(drawn, layout, columns=columns).write)
     else:
-        write_whole(out, lambda temporary: draw_samples(temporary, drawn, levels=trained.levels, columns=columns))
+        save_text(out, kind.text(drawn, layout) or "")
     say(f"{len(drawn)} samples in {out}")

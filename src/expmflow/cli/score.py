@@ -13,9 +13,9 @@ from torch import Tensor
 from expmflow._validation import expect
 from expmflow.cli.console import device_named, progress, reading, result, say
 from expmflow.cli.dry_run import DryRun, run_text
-from expmflow.cli.output import csv_text, save_text
-from expmflow.cli.scored import Scored, read_scored
-from expmflow.distributions import bits_per_dim
+from expmflow.cli.output import save_text
+from expmflow.data.kinds import KINDS, Rows
+from expmflow.data.kinds.base import csv_text
 from expmflow.runs.evaluation import ROWS_FOR_SCORES, Advance, Trained, Typicality, auroc, open_run
 from expmflow.runs.importance import importance_estimates
 
@@ -28,7 +28,7 @@ def score(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help=".npy or .csv tables; images, folders of them, .npy or .npz files; .npy files of graphs.",
+            help=f"{'; '.join(kind.files for kind in KINDS.values())}.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="A .csv or .json file; stdout, as CSV, if not given.")] = None,
@@ -66,13 +66,14 @@ def score(
     expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
     expect(threshold is None or threshold >= 0, "a threshold of at least 0", threshold)
     trained = open_run(run, device_named(device))
-    expect(not fit or trained.kind == "image", "a model of images for --fit", f"{trained.name}, a model of others")
+    fitting = " or ".join(kind.name for kind in KINDS.values() if kind.takes_fit)
+    expect(not fit or trained.kind.takes_fit, f"a model of {fitting} for --fit", f"a model of {trained.kind.name}")
     if importance_samples is not None:
         trained.model.check_weighable(importance_samples)
         expect(trained.classes is None, "a model without classes for importance samples of files", trained.name)
     with reading() as told:
-        rows = read_scored(trained, files, fit, told)
-        normal = read_scored(trained, reference, fit, told) if reference else None
+        rows = trained.kind.read(files, trained.layout, fit=fit, progress=told)
+        normal = trained.kind.read(reference, trained.layout, fit=fit, progress=told) if reference else None
         known = trained.data(told).train[: ROWS_FOR_SCORES if importance_samples is None else WEIGHTED_ROWS]
     if dry_run:
         result(_dry_run_text(trained, files, rows, known, importance_samples, out))
@@ -104,14 +105,10 @@ def _likelihoods(trained: Trained, rows: Tensor, samples: int | None, advance: A
     return importance_estimates(trained, rows, samples, advance=advance).log_prob
 
 
-def _columns(trained: Trained, rows: Scored, log_prob: Tensor, typical: Typicality) -> dict[str, list[Any]]:
+def _columns(trained: Trained, rows: Rows, log_prob: Tensor, typical: Typicality) -> dict[str, list[Any]]:
     """By name, with an entry for each row."""
     scores = typical.score(-log_prob)
-    if trained.kind == "image":
-        columns = {"name": rows.names, "bpd": bits_per_dim(log_prob, trained.event_shape).tolist()}
-    else:
-        columns = {**({"file": rows.names} if len(set(rows.names)) > 1 else {}), "row": rows.numbers}
-        columns["log_likelihood"] = log_prob.tolist()
+    columns = trained.kind.scored(rows, log_prob, trained.layout)
     flagged = (scores > typical.threshold).int()
     return {**columns, "typicality": scores.tolist(), "flagged": flagged.tolist()}
 
@@ -143,7 +140,7 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dry_run_text(
-    trained: Trained, files: list[Path], rows: Scored, known: Tensor, samples: int | None, out: Path | None
+    trained: Trained, files: list[Path], rows: Rows, known: Tensor, samples: int | None, out: Path | None
 ) -> str:
     copies = 1 if samples is None else samples
     all_rows = torch.cat([known, rows.rows])

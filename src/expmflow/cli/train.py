@@ -19,13 +19,13 @@ from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
 from expmflow.cli.watching import watching
 from expmflow.data import Dataset
+from expmflow.data.drawing.grids import class_columns
+from expmflow.data.kinds import KINDS, NATS, Layout
 from expmflow.data.paths import expand_home
 from expmflow.distributions import NonFiniteError
 from expmflow.models.mixing import MIXINGS
 from expmflow.models.subflows import SUBFLOWS
 from expmflow.numerics import ConvergenceError
-from expmflow.report.drawing import SHOWN, draw_samples
-from expmflow.report.grids import class_columns
 from expmflow.runs.evaluation import open_run
 from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_data
@@ -34,9 +34,8 @@ from expmflow.training.config import Config, load_config, presets
 from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
-from expmflow.training.units import NATS, usual_unit
 
-KINDS = f"model.subflow= {', '.join(SUBFLOWS)}; model.mixing= {', '.join(MIXINGS)}"
+LAYERS = f"model.subflow= {', '.join(SUBFLOWS)}; model.mixing= {', '.join(MIXINGS)}"
 
 
 class OnNonfinite(StrEnum):
@@ -52,7 +51,7 @@ def train(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help=f"Settings on top: train.steps=500; of images: {KINDS}."),
+        typer.Argument(metavar="KEY=VALUE...", help=f"Settings on top: train.steps=500; of images: {LAYERS}."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if not given.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
@@ -109,9 +108,10 @@ def _with_whole_paths(config: Config) -> Config:
 
 def _draw(path: Path, samples: Tensor, data: Dataset, config: Config) -> None:
     """A picture of samples, beside as many rows of the data; of a conditional model, a column for each class."""
-    rows = data.train[: len(samples)]
     columns = class_columns(data.classes if getattr(config.model, "conditional", False) else None, len(samples))
-    write_whole(path, lambda to: draw_samples(to, samples, data=rows, levels=data.levels, columns=columns))
+    layout = Layout(data.event_shape, data.names, data.class_names, data.levels)
+    picture = KINDS[data.kind].draw(samples, layout, data=data.train[: len(samples)], columns=columns)
+    write_whole(path, picture.write)
 
 
 def _drawing(config: Config, data: Dataset, run: RunFolder) -> Callable[[int, Tensor], None]:
@@ -129,7 +129,7 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
     records = run.read_metrics()
     trained = open_run(run.path)
     try:
-        samples = trained.sample(min(SHOWN[data.train.ndim - 1], len(data.train)))
+        samples = trained.sample(min(trained.kind.shown_samples, len(data.train)))
         with suppress(ImportError):  # matplotlib belongs to another extra
             _draw(run.path / "samples.png", samples, data, trained.config)
     except (NonFiniteError, ConvergenceError) as error:
@@ -140,7 +140,7 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
     skipped, lost = (max((r.get(k, 0) for r in records), default=0) for k in ("skipped", "nonfinite_validations"))
     note = f" {skipped} steps were skipped." if skipped else ""
     note += f" {lost} validations were not finite." if lost else ""
-    unit = usual_unit(trained.event_shape)
+    unit = trained.unit
     other = "" if unit == NATS else f" ({best * unit.per_nat:.4f} {unit.name})"
     say(f"Done at step {step}: best validation nll {best:.4f} nats{other}.{note}")
     say(f"Next: expmflow evaluate {run.path}; expmflow report {run.path}")

@@ -48,6 +48,7 @@ def load_cifar10(folder: Path | None = None, progress: Progress | None = None) -
         labels=(torch.cat(labels[:4]), labels[4], labels[5]),
         classes=CLASSES,
         levels=256,
+        kind="images",
     )
 
 

@@ -22,6 +22,8 @@ class Dataset:
         classes: how many classes there are; 0 if there are none.
         levels: the grey levels of integer rows.
         names: what the entries of a row are called, if they have names (the columns of a table).
+        class_names: what the classes are called, if they have names.
+        kind: what the rows are, a name in `expmflow.data.kinds`; their shape alone does not tell.
         draw: new rows for each training step, out of a number and a generator, in place of those of `train`.
     """
 
@@ -33,11 +35,17 @@ class Dataset:
     levels: int | None = None
     names: tuple[str, ...] = ()
     draw: Callable[[int, torch.Generator], Tensor] | None = None
+    class_names: tuple[str, ...] = ()
+    kind: str = "vectors"
 
     @property
     def event_shape(self) -> tuple[int, ...]:
         """The shape of one row."""
         return tuple(self.train.shape[1:])
+
+    def class_name(self, k: int) -> str:
+        """What to call class k: its number, if it has no name."""
+        return self.class_names[k] if self.class_names else str(k)
 
     def digest(self) -> str | None:
         """Tells these rows, in these parts, from all others; None where rows are drawn, which follow from the seed."""

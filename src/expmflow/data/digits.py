@@ -37,4 +37,5 @@ def load_digits() -> Dataset:
         labels=(labels[parts[0]], labels[parts[1]], labels[parts[2]]),
         classes=CLASSES,
         levels=LEVELS,
+        kind="images",
     )

@@ -61,6 +61,7 @@ def load_mnist(name: str, folder: Path | None = None, progress: Progress | None 
         labels=(labels[:-VALIDATION].long(), labels[-VALIDATION:].long(), test_labels.long()),
         classes=CLASSES,
         levels=256,
+        kind="images",
     )
 
 

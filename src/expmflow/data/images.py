@@ -67,7 +67,7 @@ def load_images(
     form = Form(None if size is None else (size, size), crop, channels, 256 if levels is None else levels)
     rows, labels = read_own(expand_home(path), form, progress)
     order = torch.randperm(len(rows), generator=generator)
-    data = replace(split(rows[order], validation, test), levels=form.levels)
+    data = replace(split(rows[order], validation, test), levels=form.levels, kind="images")
     if labels is None:
         return data
     parts = split(labels[order], validation, test)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expmflow.report.figures import COLOURS, INK, decorate, new_figure
+from expmflow.data.drawing.panels import COLOURS, INK, decorate, new_figure
 
 DASHES = ("-", "--", ":", "-.")  # one for each seed
 

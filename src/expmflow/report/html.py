@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
 import torch
 
 from expmflow import __version__
-from expmflow.report.figures import curves_figure, embedded, samples_figure
-from expmflow.report.graph_figures import graphs_figure
-from expmflow.report.grids import embedded_grid, image_grid
+from expmflow.data.drawing.panels import save_figure
+from expmflow.data.kinds.base import NATS, Picture
+from expmflow.report.figures import curves_figure
 from expmflow.report.summary import Summary
 
 Row = tuple[str, list[str]]
@@ -29,9 +29,9 @@ def render(summaries: Sequence[Summary]) -> str:
     return template.from_string(text).render(
         title=summaries[0].name if len(summaries) == 1 else f"{len(summaries)} runs",
         names=[s.name for s in summaries],
-        results=_table(summaries, RESULTS),
-        timings=_table(summaries, TIMINGS),
-        curves=embedded(curves_figure(recorded)) if (recorded := [s for s in summaries if s.records]) else None,
+        results=_table(summaries, _results),
+        timings=_table(summaries, _timings),
+        curves=_curves(recorded) if (recorded := [s for s in summaries if s.records]) else None,
         runs=[{"name": s.name, "pictures": _pictures(s), "certificates": s.certificates} for s in summaries],
         configs=list(_configs(summaries)),
         version=f"expmflow {__version__}, torch {torch.__version__}",
@@ -39,23 +39,23 @@ def render(summaries: Sequence[Summary]) -> str:
     )
 
 
+def _curves(summaries: Sequence[Summary]) -> str:
+    return Picture(lambda target: save_figure(curves_figure(summaries), target)).embedded()
+
+
 def _pictures(summary: Summary) -> list[dict[str, str]]:
-    """The data beside samples: two grids of images, or one figure."""
-    if summary.kind == "image":
-        parts = {"data": summary.data, "samples of the model": summary.samples}
-        return [
-            {
-                "alt": f"{len(images)} {what}: images of {summary.name}",
-                "caption": f"{what} ({len(images)} images)",
-                "source": embedded_grid(image_grid(images, summary.levels or 256, columns=summary.columns)),
-            }
-            for what, images in parts.items()
-        ]
-    if summary.kind == "graph":
-        figure = graphs_figure(summary.data, summary.samples)
-    else:
-        figure = samples_figure(summary.data, summary.samples, summary.density)
-    return [{"alt": f"The data beside samples of {summary.name}", "caption": "", "source": embedded(figure)}]
+    """The data beside samples."""
+    pictures = summary.kind.compare(
+        summary.samples, summary.data, summary.layout, columns=summary.columns, density=summary.density
+    )
+    return [
+        {
+            "alt": f"{picture.caption or 'The data beside samples'} of {summary.name}",
+            "caption": picture.caption,
+            "source": picture.embedded(),
+        }
+        for picture in pictures
+    ]
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -70,53 +70,43 @@ def _with_error(value: float, error: float, factor: float = 1.0) -> str:
     return f"{_nats(factor * value)} ± {_nats(factor * error)}"
 
 
-def _in_unit(name: str) -> Callable[[Summary], str | None]:
-    """The test likelihood in a unit, of the runs whose unit that is."""
-    return lambda s: (
-        _with_error(s.test_nll, s.test_error, s.unit.per_nat) if _tested(s) and s.unit.name == name else None
-    )
-
-
 def _tested(summary: Summary) -> bool:
     """Whether what was measured is the test."""
     return summary.rows["test"] > 0
 
 
-def _weighted(summary: Summary) -> str | None:
-    bits = summary.unit.per_nat
-    found = [f"{_with_error(w.nll, w.error, bits)} ({w.samples} noises, {w.rows} images)" for w in summary.weighted]
-    return "; ".join(found) or None
+def _results(s: Summary) -> Iterator[tuple[str, str]]:
+    """What is said of a run; of several, each line stands once."""
+    what, unit = "−ELBO" if s.is_bound else "nll", s.unit
+    if s.records:
+        yield "best validation nll (nats)", _nats(s.best["validation_nll"])
+        yield "at step", f"{s.best['step']} of {s.last_step}"
+    if not _tested(s):
+        yield "no test rows; training nll (nats)", _with_error(s.test_nll, s.test_error)
+    else:
+        yield f"test {what} (nats)", _with_error(s.test_nll, s.test_error)
+        if unit != NATS:
+            yield f"test {what} ({unit.name})", _with_error(s.test_nll, s.test_error, unit.per_nat)
+    for w in s.weighted:
+        rows = f"{w.samples} noises, {w.rows} {s.kind.name}"
+        yield f"importance-weighted ({unit.name})", f"{_with_error(w.nll, w.error, unit.per_nat)} ({rows})"
+    if s.entropy is not None:
+        yield f"entropy of the data ({unit.name})", _nats(s.entropy)
+    if s.kind.report_tested is not None:
+        yield "tested on", f"the first {s.tested} rows"
+    yield "rows: training, validation, test", ", ".join(map(str, s.rows.values()))
+    yield "parameters", f"{s.parameters:,}"
+    yield f"round-trip error, {'relative' if s.layout.levels is None else 'grey levels'}", _number(s.round_trip, 2)
+    largest = max((c.plan.error_bound for c in s.certificates), default=math.nan)
+    yield "largest certified truncation error", _number(largest, 2)
 
 
-Cell = Callable[[Summary], str | None]
-"""What a table says of a run; None where there is nothing to say. A line of which all say nothing is left out."""
-
-RESULTS: dict[str, Cell] = {
-    "best validation nll (nats)": lambda s: _nats(s.best["validation_nll"]) if s.records else None,
-    "at step": lambda s: f"{s.best['step']} of {s.last_step}" if s.records else None,
-    "test nll (nats)": lambda s: _with_error(s.test_nll, s.test_error) if _tested(s) and s.levels is None else None,
-    "test −ELBO (nats)": lambda s: _with_error(s.test_nll, s.test_error) if _tested(s) and s.levels else None,
-    "no test rows; training nll (nats)": lambda s: None if _tested(s) else _with_error(s.test_nll, s.test_error),
-    "test −ELBO (bits per dimension)": _in_unit("bits per dimension"),
-    "importance-weighted (bits per dimension)": _weighted,
-    "test nll (nats per node)": _in_unit("nats per node"),
-    "entropy of the data (nats per node)": lambda s: None if s.entropy is None else _nats(s.entropy),
-    "tested on": lambda s: None if s.kind == "dense" else f"the first {s.tested} rows",
-    "rows: training, validation, test": lambda s: ", ".join(map(str, s.rows.values())),
-    "parameters": lambda s: f"{s.parameters:,}",
-    "round-trip error, relative": lambda s: _number(s.round_trip, 2) if s.levels is None else None,
-    "round-trip error, grey levels": lambda s: None if s.levels is None else _number(s.round_trip, 2),
-    "largest certified truncation error": lambda s: _number(
-        max((c.plan.error_bound for c in s.certificates), default=math.nan), 2
-    ),
-}
-
-TIMINGS: dict[str, Cell] = {
-    "training, per step": lambda s: _time(s.seconds_per_step) if s.records else None,
-    "training, all steps": lambda s: _time(s.seconds_per_step * s.last_step) if s.records else None,
-    "log-likelihood, per row": lambda s: _time(s.likelihood_seconds),
-    "sample, per row": lambda s: _time(s.sample_seconds),
-}
+def _timings(s: Summary) -> Iterator[tuple[str, str]]:
+    if s.records:
+        yield "training, per step", _time(s.seconds_per_step)
+        yield "training, all steps", _time(s.seconds_per_step * s.last_step)
+    yield "log-likelihood, per row", _time(s.likelihood_seconds)
+    yield "sample, per row", _time(s.sample_seconds)
 
 
 def _time(seconds: float) -> str:
@@ -126,9 +116,19 @@ def _time(seconds: float) -> str:
     return f"{_number(seconds)} s"
 
 
-def _table(summaries: Sequence[Summary], rows: dict[str, Cell]) -> list[Row]:
-    found = [(name, [cell(s) for s in summaries]) for name, cell in rows.items()]
-    return [(name, ["–" if cell is None else cell for cell in cells]) for name, cells in found if any(cells)]
+def _table(summaries: Sequence[Summary], lines: Callable[[Summary], Iterable[tuple[str, str]]]) -> list[Row]:
+    """A line for each label; a run that has several values for one has them all in its cell."""
+    columns: list[dict[str, list[str]]] = []
+    labels: list[str] = []
+    for summary in summaries:
+        columns.append({})
+        at = 0
+        for label, cell in lines(summary):
+            columns[-1].setdefault(label, []).append(cell)
+            if label not in labels:  # after the line that it follows
+                labels.insert(at, label)
+            at = labels.index(label) + 1
+    return [(label, ["; ".join(column.get(label, ["–"])) for column in columns]) for label in labels]
 
 
 def _configs(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str], bool]]:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from expmflow.data import Dataset
-from expmflow.data.graphs import MIXTURES
+from expmflow.data.drawing.grids import class_columns
+from expmflow.data.kinds import Kind, Layout, Unit
 from expmflow.distributions import NonFiniteError
+from expmflow.distributions.describe import count_parameters
 from expmflow.numerics import ConvergenceError
 from expmflow.report.certificates import Certificate, certificates
-from expmflow.report.grids import class_columns
 from expmflow.runs.evaluation import Trained
 from expmflow.runs.importance import kept_results
-from expmflow.training.units import Unit, usual_unit
-
-SHOWN_ROWS = {"dense": 3000, "graph": 1000, "image": 36}
-CHECKED_ROWS = {"dense": 512, "graph": 512, "image": 64}
-TESTED_ROWS = {"dense": None, "graph": 20_000, "image": 500}  # so that a report takes less than a minute
-GRID = 240
 
 
 @dataclass(frozen=True)
@@ -37,20 +32,12 @@ class Weighted:
 
 
 @dataclass(frozen=True)
-class Density:
-    """p(x) on a grid over the plane, `(GRID, GRID)`, the rows going up."""
-
-    values: Tensor
-    extent: tuple[float, float, float, float]
-
-
-@dataclass(frozen=True)
 class Summary:
     """All that is shown of one run."""
 
     name: str
-    kind: str
-    event_shape: tuple[int, ...]
+    kind: Kind
+    layout: Layout
     config: dict[str, Any]
     parameters: int
     rows: dict[str, int]
@@ -64,8 +51,8 @@ class Summary:
     likelihood_seconds: float
     data: Tensor
     samples: Tensor
-    density: Density | None = field(default=None)
-    levels: int | None = None
+    density: Tensor | None = None
+    is_bound: bool = False
     columns: int | None = None
     weighted: tuple[Weighted, ...] = ()
     entropy: float | None = None
@@ -73,7 +60,7 @@ class Summary:
     @property
     def unit(self) -> Unit:
         """What the literature compares such likelihoods in."""
-        return usual_unit(self.event_shape)
+        return self.kind.unit(self.layout.event_shape)
 
     @property
     def best(self) -> dict[str, Any]:
@@ -104,15 +91,14 @@ def summarise(trained: Trained) -> Summary:
     started = time.perf_counter()
     samples = trained.sample(len(shown))
     sample_seconds = (time.perf_counter() - started) / len(samples)
-    checked = CHECKED_ROWS[trained.kind]
+    checked = trained.kind.report_checked
     rows, context = trained.rows(tested[:checked]), trained.context(None if labels is None else labels[:checked])
-    mixture = MIXTURES.get(trained.config.data.name)
     return Summary(
         name=trained.name,
         kind=trained.kind,
-        event_shape=trained.event_shape,
+        layout=trained.layout,
         config=trained.config.model_dump(mode="json"),
-        parameters=sum(p.numel() for p in trained.model.parameters()),
+        parameters=count_parameters(trained.model),
         rows={"training": len(data.train), "validation": len(data.validation), "test": len(data.test)},
         records=trained.folder.read_metrics(),
         tested=len(tested),
@@ -124,28 +110,28 @@ def summarise(trained: Trained) -> Summary:
         likelihood_seconds=likelihood_seconds,
         data=shown,
         samples=samples,
-        density=density(trained, shown) if trained.event_shape == (2,) else None,
-        levels=trained.levels,
+        density=density(trained, shown),
+        is_bound=trained.model.is_bound,
         columns=columns,
         weighted=tuple(
             Weighted(k, len(found.log_prob), -float(found.log_prob.mean()), _standard_error(found.log_prob))
             for k, found in kept_results(trained, "test").items()
         ),
-        entropy=None if mixture is None else mixture.entropy(),
+        entropy=trained.kind.entropy(trained.config.data.name),
     )
 
 
 def tested_rows(trained: Trained, data: Dataset) -> tuple[Tensor, Tensor | None]:
     """The rows that a report measures, and their labels where the model wants them."""
     part = 2 if len(data.test) else 0
-    most = TESTED_ROWS[trained.kind]
+    most = trained.kind.report_tested
     labels = None if data.labels is None or trained.classes is None else data.labels[part][:most]
     return (data.train, data.validation, data.test)[part][:most], labels
 
 
 def _shown(trained: Trained, data: Dataset) -> tuple[Tensor, int | None]:
     """Training rows to look at; of a conditional model's images, all classes in turn, a column for each."""
-    count = min(SHOWN_ROWS[trained.kind], len(data.train))
+    count = min(trained.kind.report_rows, len(data.train))
     columns = class_columns(trained.classes, count)
     if columns is None or data.labels is None:
         return data.train[:count], None
@@ -177,13 +163,7 @@ def round_trip(trained: Trained, rows: Tensor, context: Tensor | None = None) ->
     return largest / float(rows.abs().max().clamp_min(torch.finfo(rows.dtype).tiny))
 
 
-def density(trained: Trained, rows: Tensor) -> Density:
-    """Over the range of the rows and a margin around it."""
-    least, largest = rows.double().amin(0), rows.double().amax(0)
-    margin = 0.12 * (largest - least).clamp_min(1e-6)
-    (x0, y0), (x1, y1) = (least - margin).tolist(), (largest + margin).tolist()
-    xs = torch.linspace(x0, x1, GRID, dtype=torch.float64)
-    ys = torch.linspace(y0, y1, GRID, dtype=torch.float64)
-    grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), dim=-1)
-    values = trained.log_likelihoods(grid.reshape(-1, 2)).exp().reshape(GRID, GRID)
-    return Density(values, (x0, x1, y0, y1))
+def density(trained: Trained, rows: Tensor) -> Tensor | None:
+    """p(x) over the range of the rows, where they can be drawn in the plane."""
+    place = trained.kind.landscape(rows)
+    return None if place is None else trained.log_likelihoods(place.points).exp()

@@ -14,6 +14,7 @@ from torch import Tensor
 from expmflow._validation import expect, expect_count
 from expmflow.data import Dataset
 from expmflow.data.download import Progress
+from expmflow.data.kinds import Kind, Layout, Unit
 from expmflow.distributions import Density, NonFiniteError
 from expmflow.runs.pretrained import load
 from expmflow.runs.shipped import find_run, run_name
@@ -39,7 +40,9 @@ class Trained:
     event_shape: tuple[int, ...]
     model: Density
     device: torch.device
+    kind: Kind
     names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -47,9 +50,15 @@ class Trained:
         return run_name(self.folder.path)
 
     @property
-    def kind(self) -> str:
-        """Of the model: dense (rows of a table), image or graph."""
-        return self.config.model.kind
+    def layout(self) -> Layout:
+        """What one row is."""
+        settings = self.config.data.model_dump()
+        return Layout(self.event_shape, self.names, self.class_names, self.levels, settings)
+
+    @property
+    def unit(self) -> Unit:
+        """What the literature compares such likelihoods in."""
+        return self.kind.unit(self.event_shape)
 
     @property
     def levels(self) -> int | None:
@@ -135,7 +144,8 @@ def open_run(folder: str | Path, device: str = "cpu") -> Trained:
     run = RunFolder(find_run(folder))
     config, event_shape = run.read_config()
     where = torch.device(device)
-    return Trained(run, config, event_shape, model.to(where), where, run.read_names())
+    kind, names, classes = run.read_kind(), run.read_names(), run.read_class_names()
+    return Trained(run, config, event_shape, model.to(where), where, kind, names, classes)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from expmflow.distributions import Density
 from expmflow.runs.shipped import find_run
@@ -47,18 +48,17 @@ def save_pretrained(source: str | Path | tuple[Density, Config, Sequence[int]], 
         source: a run, whose best weights are taken, or a model with its config and the shape of its events.
         folder: made if it is not there.
     """
-    names: tuple[str, ...] = ()
-    digest = None
+    known: dict[str, Any] = {}
     if isinstance(source, tuple):
         model, config, event_shape = source
         config = _describing(model, config, tuple(event_shape))
     else:
         model, run = load(source), RunFolder(find_run(source))
         config, event_shape = run.read_config()
-        names, digest = run.read_names(), run.read_digest()
+        known = run.read_known()
     target = RunFolder(Path(folder))
     target.path.mkdir(parents=True, exist_ok=True)
-    save_config(target.config, config, tuple(event_shape), names, digest)
+    save_config(target.config, config, tuple(event_shape), known)
     target.save_weights(model.state_dict())
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
+from expmflow.data import Dataset
+from expmflow.data.kinds import sources
+from expmflow.distributions import Density
+from expmflow.models import dense_flow, graph_flow, image_flow
 from expmflow.models.graph import GraphNetworks
 from expmflow.models.image import BaseKind, Dequantization, Start
 from expmflow.models.mixing import Mixing
@@ -25,19 +31,6 @@ LARGEST_COEFF = 80.0  # e⁸⁸ is beyond float32
 LARGEST_TEXT = 2**20  # bytes of a config file
 DEEPEST_TEXT = 50  # sections and lists within each other
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-DataName = Literal[
-    "moons",
-    "table",
-    "digits",
-    "mnist",
-    "fashion-mnist",
-    "cifar10",
-    "images",
-    "mog-4",
-    "mog-9",
-    "mog-16",
-    "mog-ring",
-]
 
 
 class ConfigError(ValueError):
@@ -51,7 +44,7 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Where the samples come from."""
 
-    name: DataName = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images)")
+    name: str = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images)")
     path: Path | None = Field(
         None, description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images)"
     )
@@ -65,8 +58,28 @@ class DataConfig(_Section):
     flip: bool = Field(False, description="turn half of the training images left to right (images)")
     shift: int = Field(0, ge=0, description="move training images by up to so many pixels each way (images)")
 
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        known = sources()
+        if name not in known:
+            raise PydanticCustomError("unknown_data", f"input should be one of {', '.join(known)}")
+        return name
 
-class DenseModelConfig(_Section):
+
+class _ModelSection(_Section, ABC):
+    """What every kind of model says of itself."""
+
+    def resolved(self, data: Dataset) -> Self:
+        """With what follows from the data filled in, or a `ConfigError` if it says otherwise."""
+        return self
+
+    @abstractmethod
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        """The model of a resolved config, its weights drawn from torch's own generator."""
+
+
+class DenseModelConfig(_ModelSection):
     """A flow on vectors: blocks of ActNorm, LinearExp, DenseSylvester and an affine coupling."""
 
     kind: Literal["dense"] = "dense"
@@ -75,8 +88,11 @@ class DenseModelConfig(_Section):
     coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
     coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
 
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        return dense_flow(*event_shape, **self.model_dump(exclude={"kind"}))
 
-class ImageModelConfig(_Section):
+
+class ImageModelConfig(_ModelSection):
     """A flow on images: levels of subflows, of which half of the channels leave between levels."""
 
     kind: Literal["image"] = "image"
@@ -104,8 +120,25 @@ class ImageModelConfig(_Section):
     grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
     classes: Width | None = Field(None, description="filled in from the data, if conditional")
 
+    def resolved(self, data: Dataset) -> Self:
+        levels = self.grey_levels if data.levels is None else data.levels
+        known = {"grey_levels": levels, "classes": data.classes if self.conditional else None}
+        if self.conditional and not data.classes:
+            raise ConfigError("Expected data with classes for model.conditional=true; got none.")
+        if self.classes is not None and not self.conditional:
+            raise ConfigError("Expected model.conditional=true for model.classes; got false.")
+        for key, value in known.items():
+            given = getattr(self, key)
+            if given not in (None, value):
+                raise ConfigError(f"Expected model.{key}={value}, as the data has; got {given}.")
+        return self.model_copy(update=known)
 
-class GraphModelConfig(_Section):
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        settings = self.model_dump(exclude={"kind"})
+        return image_flow(event_shape, **{**settings, "grey_levels": self.grey_levels or 256})
+
+
+class GraphModelConfig(_ModelSection):
     """A flow on the node features of graphs: subflows of ActNorm, 1×1 and couplings."""
 
     kind: Literal["graph"] = "graph"
@@ -113,12 +146,19 @@ class GraphModelConfig(_Section):
     subflows: Depth = Field(3, description="how many")
     hidden: Width = Field(64, description="features inside the networks")
 
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        return graph_flow(*event_shape, **self.model_dump(exclude={"kind"}))
+
 
 def _kind(model: Any) -> Any:
     return model.get("kind", "dense") if isinstance(model, Mapping) else getattr(model, "kind", None)
 
 
-MODELS: dict[str, type[_Section]] = {"dense": DenseModelConfig, "image": ImageModelConfig, "graph": GraphModelConfig}
+MODELS: dict[str, type[_ModelSection]] = {
+    "dense": DenseModelConfig,
+    "image": ImageModelConfig,
+    "graph": GraphModelConfig,
+}
 ModelConfig = Annotated[
     Annotated[DenseModelConfig, Tag("dense")]
     | Annotated[ImageModelConfig, Tag("image")]
@@ -274,6 +314,8 @@ def _problem(entry: Any) -> str:
     place = ".".join(map(str, where))
     if entry["type"] == "extra_forbidden":
         return f"{place}: no such key{_nearest(str(where[-1]), section.model_fields)}"
+    if entry["type"] == "unknown_data":
+        return f"{place}: {entry['msg']}, got {entry['input']!r}{_nearest(entry['input'], sources())}"
     if entry["type"] == "union_tag_invalid":
         tag = entry["ctx"]["tag"]
         return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {tag!r}{_nearest(tag, MODELS)}"

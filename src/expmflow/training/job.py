@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from expmflow.data import Dataset
+from expmflow.data.kinds import KINDS
 from expmflow.distributions import Density
 from expmflow.training.build import DTYPES, class_context
 from expmflow.training.config import Config
@@ -65,12 +66,10 @@ class Run:
             return self.rows(self.among.slice(self.data.draw(size, self.randomness.generator("data", step)))), None
         chosen = self.among.slice(self.randomness.batch(step, len(self.data.train), size))
         x = self.data.train[chosen]
-        if self.config.data.flip:
-            turned = self.among.slice(self.randomness.noise("uniform", (size,), "flip", step)) < 0.5
-            x = torch.where(turned[:, None, None, None], x.flip(3), x)
-        if self.config.data.shift:
-            drawn = self.among.slice(self.randomness.noise("uniform", (size, 2), "shift", step))
-            x = shifted(x, drawn, self.config.data.shift)
+        for setting, change in KINDS[self.data.kind].augmentations.items():
+            if value := getattr(self.config.data, setting):
+                drawn = self.randomness.noise("uniform", (size, *change.shape), setting, step)
+                x = change.apply(x, self.among.slice(drawn), value)
         if self.data.labels is not None:
             labels = self.data.labels[0][chosen]
         return self.rows(x), self.context(labels)
@@ -90,16 +89,3 @@ class Run:
     ) -> AbstractContextManager[None]:
         """Within, what layers draw for these rows of a global batch follows from the seed, as the noise does."""
         return keyed_draws(model, f"{self.randomness.seed}:{label}:{counter}", rows)
-
-
-def shifted(images: Tensor, uniform: Tensor, most: int) -> Tensor:
-    """Images moved by −`most` to `most` pixels along both axes, as `(batch, 2)` numbers in [0, 1) say.
-
-    What comes in at the edges are copies of them.
-    """
-    _, _, height, width = images.shape
-    moved = (uniform * (2 * most + 1)).long() - most
-    rows = (torch.arange(height) - moved[:, :1]).clamp(0, height - 1)
-    columns = (torch.arange(width) - moved[:, 1:]).clamp(0, width - 1)
-    batch = torch.arange(len(images))[:, None, None]
-    return images.movedim(1, -1)[batch, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expmflow._validation import expect
 from expmflow.data import Dataset
+from expmflow.data.kinds import KINDS
 from expmflow.distributions import Density, NonFiniteError
 from expmflow.numerics import ConvergenceError
 from expmflow.training.build import build_data, build_model, fits, resolve
@@ -34,7 +35,6 @@ from expmflow.training.sampling import draw
 from expmflow.training.state import State, evaluation_model
 from expmflow.training.validation import TrainingError, stopped, validate
 
-SHOWN_SAMPLES, SHOWN_IMAGES = 1024, 64
 log = logging.getLogger(__name__)
 
 
@@ -213,7 +213,7 @@ def _gave_up(run: Run, state: State) -> bool:
 def _show_samples(run: Run, state: State) -> None:
     """A picture is no reason to end a run: where there are no samples, there is a warning."""
     try:
-        count = SHOWN_IMAGES if len(run.data.event_shape) == 3 else SHOWN_SAMPLES
+        count = KINDS[run.data.kind].shown_samples
         classes = getattr(run.config.model, "classes", None)
         context = run.context(torch.arange(count) % classes if classes else None)
         samples = draw(evaluation_model(state), count, run.randomness, context=context)

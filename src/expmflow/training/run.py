@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from expmflow.data import Dataset
+from expmflow.data.kinds import KINDS, Kind, kind_of_source
 from expmflow.training.checkpoint import CheckpointError, check_format
 from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.files import flush_directory, parse_json, read_json, write_json, write_tensors, write_text
@@ -33,6 +34,7 @@ DATA_CHECKSUM = "data_sha256"
 LONGEST_LINE = 2**16  # characters of a record of metrics
 LARGEST_NUMBER = 2**63  # in such a record
 LONGEST_SIDE = 10**6  # of an event; no machine holds the matrix of a larger one
+NAMES, CLASS_NAMES, KIND = "names", "class_names", "kind"
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class RunFolder:
             names = names or self.read_names()
             digest = self.check_data(digest) or digest
         self.path.mkdir(parents=True, exist_ok=True)
-        save_config(self.config, config, data.event_shape, names, digest)
+        known = {NAMES: names, CLASS_NAMES: data.class_names, KIND: data.kind, DATA_CHECKSUM: digest}
+        save_config(self.config, config, data.event_shape, known)
 
     def check(self, config: Config, data: Dataset) -> None:
         """Raise `ConfigError` if the folder holds a run that began otherwise."""
@@ -94,10 +97,31 @@ class RunFolder:
         """What the entries of a row are called; none, if they have no names."""
         return read_names(self.config)
 
+    def read_class_names(self) -> tuple[str, ...]:
+        """What the classes are called; none, if they have no names."""
+        names = _read_values(self.config).get(CLASS_NAMES, [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"Expected names of classes in {self.config}; got {names!r}.")
+        return tuple(names)
+
+    def read_kind(self) -> Kind:
+        """Of the run's data; older runs do not say, and have it from the data's name."""
+        name = _read_values(self.config).get(KIND)
+        if name is None:
+            return kind_of_source(self.read_config()[0].data.name)
+        if name not in KINDS:
+            raise CheckpointError(f"Expected one of the kinds {', '.join(KINDS)} in {self.config}; got {name!r}.")
+        return KINDS[name]
+
     def read_digest(self) -> str | None:
         """What tells the data that the run began with from others; older runs do not know."""
-        found = _read_values(self.config).get(DATA_CHECKSUM)
-        return found if isinstance(found, str) else None
+        digest = _read_values(self.config).get(DATA_CHECKSUM)
+        return digest if isinstance(digest, str) else None
+
+    def read_known(self) -> dict[str, Any]:
+        """What the run knows of its data, as `save_config` takes it."""
+        values = _read_values(self.config)
+        return {key: values[key] for key in (NAMES, CLASS_NAMES, KIND, DATA_CHECKSUM) if key in values}
 
     def check_data(self, digest: str | None) -> str | None:
         """Warn if the data is not what the run began with; what that was."""
@@ -164,18 +188,11 @@ def _as_line(record: dict[str, Any]) -> str:
 
 
 def save_config(
-    path: Path,
-    config: Config,
-    event_shape: tuple[int, ...],
-    names: Sequence[str] = (),
-    digest: str | None = None,
+    path: Path, config: Config, event_shape: tuple[int, ...], known: Mapping[str, Any] | None = None
 ) -> None:
-    """The resolved config, the format's version, the events' shape and names, checksums of the data and the model."""
+    """The resolved config, the format's version, the events' shape, what is known of the data, a model's checksum."""
     values: dict[str, Any] = {"format_version": RUN_FORMAT_VERSION, "event_shape": list(event_shape)}
-    if names:
-        values["names"] = list(names)
-    if digest is not None:
-        values[DATA_CHECKSUM] = digest
+    values |= {key: value for key, value in (known or {}).items() if value}
     dumped = config.model_dump(mode="json")
     write_json(path, {**values, MODEL_CHECKSUM: _model_checksum(dumped, event_shape), "config": dumped})
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from expmflow.report.figures import COLOURS, FAINT, INK, Extent, decorate, extent_of, frame, new_figure
+from expmflow.data.drawing.panels import COLOURS, FAINT, INK, Extent, decorate, extent_of, frame, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

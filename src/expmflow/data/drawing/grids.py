@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -55,10 +53,3 @@ def class_columns(classes: int | None, count: int) -> int | None:
 def save_grid(grid: Image, target: Path | IO[bytes]) -> None:
     """As PNG, whatever the name of the file says."""
     grid.save(target, format="PNG")
-
-
-def embedded_grid(grid: Image) -> str:
-    """The picture as a `data:` address."""
-    buffer = io.BytesIO()
-    save_grid(grid, buffer)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,0 +1,1 @@
+"""Rows as pictures: panels of points and columns, graphs, grids of images."""

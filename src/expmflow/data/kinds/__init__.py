@@ -1,0 +1,38 @@
+"""The kinds of data. A new one is a file beside these, and one call of `register`."""
+
+from __future__ import annotations
+
+from expmflow.data.kinds.base import NATS, Kind, Layout, Rows, Source, Unit
+from expmflow.data.kinds.graphs import Graphs
+from expmflow.data.kinds.images import Images
+from expmflow.data.kinds.vectors import Vectors
+
+__all__ = ["KINDS", "NATS", "Kind", "Layout", "Rows", "Source", "Unit", "kind_of_source", "register", "sources"]
+
+KINDS: dict[str, Kind] = {}
+"""Every kind, by its name."""
+
+
+def register(kind: Kind) -> None:
+    """Make a kind known; its name and those of its sources must be new."""
+    clash = ({kind.name} & KINDS.keys()) | (kind.sources.keys() & sources().keys())
+    if clash:
+        raise ValueError(f"Expected a kind of data whose names are new; got {', '.join(sorted(clash))} again.")
+    KINDS[kind.name] = kind
+
+
+def sources() -> dict[str, Source]:
+    """Every source, by its name in configs."""
+    return {name: source for kind in KINDS.values() for name, source in kind.sources.items()}
+
+
+def kind_of_source(name: str) -> Kind:
+    """The kind of a source's rows."""
+    for kind in KINDS.values():
+        if name in kind.sources:
+            return kind
+    raise ValueError(f"Expected data called one of {', '.join(sources())}; got {name!r}.")
+
+
+for _kind in (Vectors(), Images(), Graphs()):
+    register(_kind)

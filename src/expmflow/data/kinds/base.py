@@ -1,0 +1,260 @@
+"""What has to be known of a kind of data, and is asked by training, reports and the command line."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect
+from expmflow.data.dataset import Dataset
+from expmflow.data.download import Progress
+
+Generators = Callable[[str], torch.Generator]
+"""A generator of its own for each label."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of likelihood: its name, what it is called in results, and how many of it are one nat of a whole row."""
+
+    name: str
+    key: str
+    per_nat: float
+
+
+NATS = Unit("nats", "nll", 1.0)
+
+
+def bits_per_dimension(event_shape: Sequence[int]) -> Unit:
+    """The nats of a row over its entries and log 2."""
+    return Unit("bits per dimension", "bpd", 1 / (torch.Size(event_shape).numel() * math.log(2)))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from: a name in configs, what is called to get them, and the settings that it takes.
+
+    Args:
+        load: called with the settings, and with `generator`, a function from labels to generators, and `progress`.
+        settings: names in the section `data` of a config, and of arguments of `load`.
+        origin: for people: `"drawn"`, or what is read.
+    """
+
+    load: Callable[..., Dataset]
+    settings: tuple[str, ...]
+    origin: str
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A random change of training rows: `apply(rows, uniform, value)`, with `(batch, *shape)` numbers in [0, 1)."""
+
+    shape: tuple[int, ...]
+    apply: Callable[[Tensor, Tensor, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one row of a run is: all that is needed to read others like it, and to write and draw them.
+
+    Args:
+        event_shape: the shape of a row.
+        names: of its entries, if they have any.
+        class_names: of the classes, if there are any.
+        levels: of integer rows, how many integers there are.
+        settings: the section `data` that the run's rows were read with.
+    """
+
+    event_shape: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    levels: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows out of files: for each the file, or its name in it, and its number there, from 1."""
+
+    rows: Tensor
+    names: list[str]
+    numbers: list[int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of_files(cls, files: Sequence[Path], parts: Sequence[Tensor]) -> Rows:
+        """The rows of one file after the other."""
+        names = [str(file) for file, part in zip(files, parts, strict=True) for _ in range(len(part))]
+        return cls(torch.cat(list(parts)), names, [k for part in parts for k in range(1, len(part) + 1)])
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Where a density of rows with two entries is drawn: `(n, 2)` points of a square grid, its rows going up."""
+
+    points: Tensor
+    extent: tuple[float, float, float, float]
+
+    @property
+    def side(self) -> int:
+        return math.isqrt(len(self.points))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Something that can be saved as PNG."""
+
+    write: Callable[[Path | IO[bytes]], None]
+    caption: str = ""
+
+    def embedded(self) -> str:
+        """As a `data:` address."""
+        buffer = io.BytesIO()
+        self.write(buffer)
+        return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Description:
+    """A data set as a table for people, and what else is to be said of it."""
+
+    title: str
+    rows: Sequence[tuple[str, ...]]
+    header: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Kind(ABC):
+    """A kind of data: images, vectors, graphs.
+
+    One object of a subclass, registered in `expmflow.data.kinds`, is all that the package knows of the kind: there is
+    no other place that decides by it. A kind is a property of the data; which models fit it, it says itself.
+    """
+
+    name: ClassVar[str]
+    """In messages and in a run's files, in the plural."""
+
+    models: ClassVar[tuple[str, ...]]
+    """The kinds of model (`model.kind` in a config) that are for such data."""
+
+    sources: Mapping[str, Source]
+    """What `data.name` may be, to have such data."""
+
+    files: ClassVar[str]
+    """The files that rows are read from, for people."""
+
+    formats: ClassVar[tuple[str, ...]]
+    """The suffixes of files that samples can be written to."""
+
+    default_file: ClassVar[Path | None] = None
+    """Where samples go if nothing is said; printed as text if None."""
+
+    takes_fit: ClassVar[bool] = False
+    """Whether rows of another form can be brought to that of the model (`score --fit`)."""
+
+    augmentations: Mapping[str, Augmentation] = {}
+    """Random changes of training rows, by the setting that asks for them."""
+
+    shown_samples: ClassVar[int] = 1000
+    """How many samples a picture shows."""
+
+    report_rows: ClassVar[int] = 1000
+    """How many rows a report shows beside as many samples."""
+
+    report_tested: ClassVar[int | None] = None
+    """How many test rows a report measures, so that it takes less than a minute; all if None."""
+
+    report_checked: ClassVar[int] = 512
+    """How many rows go to the noise and back for a report."""
+
+    extremes: ClassVar[int] = 0
+    """How many of the most and of the least likely test rows a report shows."""
+
+    @abstractmethod
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        """Raise `ValueError` unless rows of this kind may have this shape."""
+
+    @abstractmethod
+    def unit(self, event_shape: tuple[int, ...]) -> Unit:
+        """What the literature compares likelihoods of such rows in."""
+
+    def units(self, event_shape: tuple[int, ...]) -> tuple[Unit, ...]:
+        """All that results are given in: nats first, and last the one to show beside them."""
+        return NATS, bits_per_dimension(event_shape)
+
+    def entropy(self, source: str) -> float | None:
+        """Of the rows of a source, in `unit`, if it is known: no model can have a smaller nll."""
+        return None
+
+    @abstractmethod
+    def read(self, files: Sequence[Path], layout: Layout, *, fit: bool, progress: Progress | None) -> Rows:
+        """Rows like those of a run, out of files; `DataError` for others."""
+
+    def own_source(self, path: Path) -> str | None:
+        """The source that reads this file or folder of the user's, if it looks like one of this kind."""
+        return None
+
+    @abstractmethod
+    def describe(self, title: str, source: str, path: Path | None, load: Callable[[], Dataset]) -> Description:
+        """A data set, for people; `load` reads it."""
+
+    def text(self, rows: Tensor, layout: Layout) -> str | None:
+        """Rows as text, if they can be: CSV, with a line of names and every digit."""
+        return None
+
+    def array(self, rows: Tensor) -> Tensor:
+        """Rows as they are written to a `.npy` file."""
+        return rows
+
+    def scored(self, rows: Rows, log_prob: Tensor, layout: Layout) -> dict[str, list[Any]]:
+        """The first columns of a list of scores: which row it is, and its likelihood."""
+        which = {"file": rows.names} if len(set(rows.names)) > 1 else {}
+        return {**which, "row": rows.numbers, "log_likelihood": log_prob.tolist()}
+
+    @abstractmethod
+    def draw(
+        self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
+    ) -> Picture:
+        """Samples as one picture, beside the data where that makes sense; `columns` rows in a line, of a grid."""
+
+    def compare(
+        self,
+        samples: Tensor,
+        data: Tensor,
+        layout: Layout,
+        *,
+        columns: int | None = None,
+        density: Tensor | None = None,
+    ) -> list[Picture]:
+        """What a report shows of the data and of samples; `density` has the values of p on the `landscape`."""
+        return [self.draw(samples, layout, data=data, columns=columns)]
+
+    def landscape(self, rows: Tensor) -> Landscape | None:
+        """Where to look at the density of such rows, if they can be drawn in the plane."""
+        return None
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table with a line of names."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def expect_axes(event_shape: tuple[int, ...], count: int, what: str) -> None:
+    """Raise `ValueError` unless an event has so many axes."""
+    expect(len(event_shape) == count, what, f"events of shape {event_shape}")

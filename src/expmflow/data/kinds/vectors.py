@@ -1,0 +1,157 @@
+"""Vectors: rows of a table, points in the plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from expmflow.data.dataset import Dataset, split
+from expmflow.data.download import Progress
+from expmflow.data.drawing.columns import columns_figure
+from expmflow.data.drawing.panels import save_figure
+from expmflow.data.errors import DataError
+from expmflow.data.kinds.base import (
+    NATS,
+    Description,
+    Generators,
+    Kind,
+    Landscape,
+    Layout,
+    Picture,
+    Rows,
+    Source,
+    Unit,
+    csv_text,
+    expect_axes,
+)
+from expmflow.data.points import two_moons
+from expmflow.data.table import load_table
+
+MOST_COLUMNS = 50  # in a description
+GRID = 240  # points along each side of a landscape
+
+
+@final
+class Vectors(Kind):
+    """Rows of floats, `(columns,)`."""
+
+    name: ClassVar[str] = "vectors"
+    models: ClassVar[tuple[str, ...]] = ("dense",)
+    files: ClassVar[str] = ".npy or .csv tables"
+    formats: ClassVar[tuple[str, ...]] = (".npy", ".csv", ".png")
+    shown_samples: ClassVar[int] = 2000
+    report_rows: ClassVar[int] = 3000
+
+    def __init__(self) -> None:
+        self.sources: Mapping[str, Source] = {
+            "moons": Source(_moons, ("samples", "validation", "test"), "drawn"),
+            "table": Source(_table, ("path", "validation", "test"), "a .npy or .csv table"),
+        }
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        expect_axes(event_shape, 1, "vectors of shape (columns,)")
+
+    def unit(self, event_shape: tuple[int, ...]) -> Unit:
+        return NATS
+
+    def read(self, files: Sequence[Path], layout: Layout, *, fit: bool, progress: Progress | None) -> Rows:
+        return Rows.of_files(files, [_like(file, layout) for file in files])
+
+    def own_source(self, path: Path) -> str | None:
+        return "table" if path.suffix == ".csv" or (path.suffix == ".npy" and array_axes(path) < 3) else None
+
+    def describe(self, title: str, source: str, path: Path | None, load: Callable[[], Dataset]) -> Description:
+        if path is None:
+            data = load()
+            rows, names = torch.cat([data.train, data.validation, data.test]).double(), data.names
+            title = f"{title} (drawn; data.samples=N draws N rows)"
+        else:
+            table = load_table(path)
+            rows, names = table.rows, table.names
+        columns = names or tuple(f"x{k + 1}" for k in range(rows.shape[1]))
+        spread = rows.std(0) if len(rows) > 1 else rows.new_zeros(rows.shape[1])
+        numbers = torch.stack([rows.amin(0), rows.mean(0), spread, rows.amax(0)], dim=1).tolist()
+        lines: list[tuple[str, ...]] = [
+            (name, *(f"{value:.4g}" for value in row)) for name, row in zip(columns, numbers, strict=True)
+        ]
+        if len(lines) > MOST_COLUMNS:
+            lines = [*lines[:MOST_COLUMNS], ("…", "", "", "", "")]
+        constant = [name for name, value in zip(columns, spread.tolist(), strict=True) if value == 0]
+        notes = [f"Constant columns have no density; leave them out: {', '.join(constant)}."] if constant else []
+        return Description(
+            f"{title}: {len(rows)} rows, {rows.shape[1]} columns",
+            lines,
+            header=("column", "least", "mean", "std", "largest"),
+            notes=tuple(notes),
+        )
+
+    def text(self, rows: Tensor, layout: Layout) -> str:
+        return csv_text(layout.names or [f"x{k + 1}" for k in range(rows.shape[1])], rows.tolist())
+
+    def draw(
+        self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
+    ) -> Picture:
+        return Picture(lambda target: save_figure(columns_figure(data, samples, layout.names), target))
+
+    def compare(
+        self,
+        samples: Tensor,
+        data: Tensor,
+        layout: Layout,
+        *,
+        columns: int | None = None,
+        density: Tensor | None = None,
+    ) -> list[Picture]:
+        seen, place = None, self.landscape(data)
+        if density is not None and place is not None:
+            seen = (density.reshape(place.side, place.side), place.extent)
+        return [Picture(lambda target: save_figure(columns_figure(data, samples, layout.names, seen), target))]
+
+    def landscape(self, rows: Tensor) -> Landscape | None:
+        if rows.shape[1] != 2:
+            return None
+        least, largest = rows.double().amin(0), rows.double().amax(0)
+        margin = 0.12 * (largest - least).clamp_min(1e-6)
+        (x0, y0), (x1, y1) = (least - margin).tolist(), (largest + margin).tolist()
+        xs, ys = (torch.linspace(*ends, GRID, dtype=torch.float64) for ends in ((x0, x1), (y0, y1)))
+        points = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), dim=-1).reshape(-1, 2)
+        return Landscape(points, (x0, x1, y0, y1))
+
+
+def _moons(
+    *, samples: int, validation: float, test: float, generator: Generators, progress: Progress | None
+) -> Dataset:
+    return split(two_moons(samples, generator("moons")), validation, test)
+
+
+def _table(
+    *, path: Path | None, validation: float, test: float, generator: Generators, progress: Progress | None
+) -> Dataset:
+    """The rows are shuffled, so that the split does not follow the file's order."""
+    if path is None:
+        raise DataError("Expected data.path, where the table data is; got none.")
+    table = load_table(path)
+    rows = table.rows[torch.randperm(len(table.rows), generator=generator("split"))]
+    return replace(split(rows, validation, test), names=table.names)
+
+
+def _like(file: Path, layout: Layout) -> Tensor:
+    rows = load_table(file).arranged(layout.names)
+    if tuple(rows.shape[1:]) != layout.event_shape:
+        width = ", ".join(map(str, layout.event_shape))
+        raise DataError(f"Expected {width} columns in {file}, as the run has; got {rows.shape[1]}.")
+    return rows
+
+
+def array_axes(path: Path) -> int:
+    """How many axes the array in a `.npy` file has; 0 if there is none to be read."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False).ndim if path.is_file() else 0  # no pipe
+    except (OSError, ValueError, EOFError):
+        return 0
