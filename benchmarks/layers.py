@@ -47,6 +47,8 @@ IMAGES: dict[str, Callable[[int, int], T.Transform]] = {  # from channels and si
     "InverseAutoregressive": lambda c, n: T.InverseAutoregressive(c, HIDDEN, dims=2),
     "ConvSylvester": lambda c, n: T.ConvSylvester(c, HIDDEN),
     "ConvSylvester, no basis": lambda c, n: T.ConvSylvester(c, HIDDEN, use_basis=False),
+    "TriangularConvSylvester": lambda c, n: T.TriangularConvSylvester(c, HIDDEN // c),
+    "ResidualBlock": lambda c, n: T.ResidualBlock(N.LipschitzConvNet(c, HIDDEN)),
     "GeneralizedSylvester, 1×1 basis": lambda c, n: T.GeneralizedSylvester(T.Conv1x1(c), N.ConvInner(c, HIDDEN)),
 }
 
@@ -143,7 +145,7 @@ def check_complete() -> None:
     layers = [make(4, 4) for make in IMAGES.values()]
     layers += [make(4) for entries in (VECTORS, GRAPHS) for make in entries.values()]
     measured = {type(layer).__name__.removeprefix("Parametrized") for layer in layers}
-    missing = set(T.__all__) - {"Transform"} - MADE_OF_LAYERS - measured
+    missing = set(T.__all__) - {"Transform", "keyed_draws"} - MADE_OF_LAYERS - measured
     if missing:
         raise SystemExit(f"Expected an entry for every layer; got none for {', '.join(sorted(missing))}.")
 
