@@ -30,7 +30,8 @@ class LinearOperator(ABC):
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], tuple[list[Tensor], Tensor]] = {}
+        self._known: dict[tuple[object, ...], Tensor] = {}
+        self._known_of: tuple[list[int], list[Tensor]] | None = None
 
     # --- what each operator provides ---------------------------------------------------------------------------------
 
@@ -58,6 +59,11 @@ class LinearOperator(ABC):
     @abstractmethod
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         """Raise `ValueError` unless the operator acts on events of this shape."""
+
+    @property
+    def borrowed(self) -> tuple[Tensor, ...]:
+        """Those of `parameters` that others hold too, and may write to by any route; not what the operator has made."""
+        return self.parameters
 
     @property
     def batch_size(self) -> int | None:
@@ -158,24 +164,34 @@ class LinearOperator(ABC):
     def remember(
         self, name: Hashable, event_shape: Sequence[int], compute: Callable[[tuple[int, ...]], Tensor]
     ) -> Tensor:
-        """`compute(event_shape)`, in float64 and without gradient, computed once.
-
-        What is known is known of the parameters as they are: somebody may have written into them after construction.
-        Their versions tell, but not where a fused optimizer has written, so what learns is compared entry by entry.
-        """
+        """`compute(event_shape)`, in float64 without gradient, computed once while the parameters stay as they are."""
         shape = self._event(event_shape)
-        key = (name, shape, *(0 if p.is_inference() else p._version for p in self.parameters))
-        learned = [p.detach() for p in self.parameters if p.requires_grad and not transformed(p)]
-        if key in self._known:
-            copies, value = self._known[key]
-            if len(copies) == len(learned) and all(map(torch.equal, copies, learned)):
-                return value
+        key = (name, shape)
+        if not self._unchanged():
+            self._known = {}
+        elif key in self._known:
+            return self._known[key]
         for parameter in self.parameters:
             expect_finite(parameter, "the operator's parameters")
         with torch.no_grad():
-            value = compute(shape).to(torch.float64)
-        self._known[key] = [p.clone() for p in learned], value
-        return value
+            self._known[key] = compute(shape).to(torch.float64)
+        return self._known[key]
+
+    def _unchanged(self) -> bool:
+        """Whether the parameters are what they were when this was last asked.
+
+        Somebody may have written into them after construction. Their versions tell of most writes, but not of those of
+        fused optimizers, through `.data`, through a view of numpy, or in inference mode; so what belongs to others is
+        compared entry by entry with a copy.
+        """
+        versions = [0 if p.is_inference() else p._version for p in self.parameters]
+        borrowed = [p.detach() for p in self.borrowed if not transformed(p)]
+        if self._known_of is not None and self._known_of[0] == versions:
+            copies = self._known_of[1]
+            if len(copies) == len(borrowed) and all(map(_equal, copies, borrowed)):
+                return True
+        self._known_of = versions, [p.clone() for p in borrowed]
+        return False
 
     def __neg__(self) -> LinearOperator:
         return self.scale(-1.0)
@@ -198,6 +214,10 @@ class LinearOperator(ABC):
         return self + (-other)
 
 
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
 @final
 class Adjoint(LinearOperator):
     """Aᵀ: the two products change places."""
@@ -209,6 +229,10 @@ class Adjoint(LinearOperator):
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return self.inner.parameters
+
+    @property
+    def borrowed(self) -> tuple[Tensor, ...]:
+        return self.inner.borrowed
 
     @property
     def batch_size(self) -> int | None:
@@ -269,6 +293,11 @@ class Scaled(LinearOperator):
     def parameters(self) -> tuple[Tensor, ...]:
         own = (self.factor,) if isinstance(self.factor, Tensor) else ()
         return (*self.inner.parameters, *own)
+
+    @property
+    def borrowed(self) -> tuple[Tensor, ...]:
+        own = (self.factor,) if isinstance(self.factor, Tensor) else ()
+        return (*self.inner.borrowed, *own)
 
     @property
     def batch_size(self) -> int | None:
@@ -342,6 +371,10 @@ class Sum(LinearOperator):
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return (*self.first.parameters, *self.second.parameters)
+
+    @property
+    def borrowed(self) -> tuple[Tensor, ...]:
+        return (*self.first.borrowed, *self.second.borrowed)
 
     @property
     def batch_size(self) -> int | None:

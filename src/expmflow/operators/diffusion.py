@@ -37,6 +37,10 @@ class Diffusion(LinearOperator):
     def parameters(self) -> tuple[Tensor, ...]:
         return (self.values,) if self.diagonal is None else (self.values, self.diagonal)
 
+    @property
+    def borrowed(self) -> tuple[Tensor, ...]:
+        return ()  # all of it is made for one call
+
     def rebuild(self, parameters: Sequence[Tensor]) -> Diffusion:
         diagonal = None if self.diagonal is None else parameters[1]
         return Diffusion(self.pattern, parameters[0], diagonal, symmetric=self.symmetric)

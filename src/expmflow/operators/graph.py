@@ -86,6 +86,12 @@ class GraphConvOperator(LinearOperator):
         return (self.theta0, self.theta1, self.graph.values)
 
     @property
+    def borrowed(self) -> tuple[Tensor, ...]:
+        """Without the entries of a sparse Â, which is made from the adjacency and may be large."""
+        own = isinstance(self.graph, SparseAdjacency)
+        return (self.theta0, self.theta1) if own else self.parameters
+
+    @property
     def batch_size(self) -> int | None:
         return next(self._batch_sizes(), None)
 
