@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.distributions import ComposeTransform, Independent, Normal, TransformedDistribution
@@ -81,6 +83,52 @@ def test_composition_with_torchs_own():
     torch.testing.assert_close(both.inv(both(x)), x, rtol=0, atol=1e-12)
     for cache_size in (0, 1):
         torch.testing.assert_close(both.with_cache(cache_size)(x), both(x))
+
+
+SQUEEZES = {
+    "squeeze": T.Squeeze(),
+    "unsqueeze": T.Inverse(T.Squeeze()),
+    "chain": T.Chain([T.Squeeze(), T.Flip(), T.Squeeze()]),
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZES)
+def test_layers_that_change_the_shape(name):
+    """A density of moved entries is the density of the entries."""
+    transform = interop.as_transform(SQUEEZES[name], event_dim=3)
+    base = standard((4, 4, 8))
+    distribution = TransformedDistribution(base, [transform])
+    assert transform.inverse_shape(distribution.event_shape) == base.event_shape
+    x = distribution.sample((3, 2))
+    assert x.shape == (3, 2, *distribution.event_shape)
+    assert distribution.batch_shape == ()
+    torch.testing.assert_close(distribution.log_prob(x), base.log_prob(transform.inv(x)))
+    assert distribution.expand((2,)).sample((3,)).shape == x.shape
+    assert transform.inv.forward_shape(distribution.event_shape) == base.event_shape
+
+
+def test_shapes_that_no_layer_takes_are_refused():
+    transform = interop.as_transform(T.Squeeze(), event_dim=3)
+    with pytest.raises(ValueError, match=r"Squeeze: Expected a height and width that 2 divides; got \(3, 4\)"):
+        TransformedDistribution(standard((1, 3, 4)), [transform])
+    with pytest.raises(ValueError, match="Expected events of 3 axes; got shape"):
+        transform(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("direction", ["call", "inverse"])
+def test_copies_after_a_call_with_gradient(direction):
+    layer = T.LinearExp(2).double()
+    transform = interop.as_transform(layer)
+    distribution = TransformedDistribution(standard((2,)), [transform])
+    x = draw("x", 3, 2).requires_grad_()
+    transform(x) if direction == "call" else distribution.log_prob(x).sum().backward()
+    for copied in (copy.deepcopy(transform), copy.deepcopy(distribution).transforms[0]):
+        torch.testing.assert_close(copied(x), transform(x))
+        with torch.no_grad():
+            for parameter in copied.transform.parameters():
+                parameter.add_(1)
+        assert not torch.allclose(copied(x), transform(x))
+    torch.testing.assert_close(copy.deepcopy(distribution).log_prob(x), distribution.log_prob(x))
 
 
 def test_each_pair_is_computed_once():

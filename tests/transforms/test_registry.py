@@ -25,6 +25,16 @@ def test_every_exported_layer_is_in_the_registry():
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_the_shapes_of_events_are_known_beforehand(name):
+    case = CASES.ready(name)
+    z, _ = case.layer(points(name, case), case.context)
+    after = tuple(z.shape[1:])
+    assert case.layer.output_shape(tuple(case.event)) == after
+    assert case.layer.input_shape(after) == tuple(case.event)
+    assert T.Inverse(case.layer).output_shape(after) == tuple(case.event)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_case_keeps_every_promise(name):
     case = CASES.ready(name)
     check_transform(case.layer, points(name, case), case.context)

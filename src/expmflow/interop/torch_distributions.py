@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from expmflow._validation import expect_count, expect_type
+from expmflow._validation import expect, expect_count, expect_type
 from expmflow.transforms import Transform
 
 
@@ -35,6 +36,20 @@ class TransformAdapter(torch.distributions.Transform):
     @property
     def codomain(self) -> constraints.Constraint:  # type: ignore[override]
         return constraints.independent(constraints.real, self._event_dim)
+
+    def forward_shape(self, shape: Sequence[int]) -> torch.Size:
+        """The shape of the output, batch axes included."""
+        batch, event = self._parts(shape)
+        return torch.Size((*batch, *self.transform.output_shape(event)))
+
+    def inverse_shape(self, shape: Sequence[int]) -> torch.Size:
+        """The shape of the input, batch axes included."""
+        batch, event = self._parts(shape)
+        return torch.Size((*batch, *self.transform.input_shape(event)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the pair of the last call: it may belong to a graph, which cannot be copied."""
+        return {**super().__getstate__(), "_last": None}
 
     def _call(self, x: Tensor) -> Tensor:
         z, logdet = self._batched(self.transform, x)
@@ -67,9 +82,14 @@ class TransformAdapter(torch.distributions.Transform):
 
     def _batched(self, run: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         """The layer takes one batch axis; distributions have any number."""
-        batch, event = x.shape[: x.ndim - self._event_dim], x.shape[x.ndim - self._event_dim :]
+        batch, event = self._parts(x.shape)
         out, logdet = run(x.reshape(-1, *event), self.context)
         return out.reshape(*batch, *out.shape[1:]), logdet.reshape(batch)
+
+    def _parts(self, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        axes = len(shape) - self._event_dim
+        expect(axes >= 0, f"events of {self._event_dim} axes", f"shape {tuple(shape)}")
+        return tuple(shape[:axes]), tuple(shape[axes:])
 
 
 def as_transform(transform: Transform, *, context: Any = None, event_dim: int = 1) -> TransformAdapter:

@@ -28,7 +28,8 @@ class Transform(nn.Module, ABC):
     is what the map is conditioned on; layers that need none ignore it, so that a chain can pass it to all.
 
     A new layer implements `_forward` and `_inverse`, and, to refuse wrong input with a sentence, `check_event_shape`
-    and `check_context`. `expmflow.testing.check_transform` tests it.
+    and `check_context`; one that changes the shape of events says so in `output_shape` and `input_shape`.
+    `expmflow.testing.check_transform` tests it.
     """
 
     exact_logdet: bool = True
@@ -45,6 +46,14 @@ class Transform(nn.Module, ABC):
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         """Raise `ValueError` unless the layer acts on events of this shape."""
+
+    def output_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an event after `forward`; here, the same."""
+        return event_shape
+
+    def input_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an event after `inverse`; here, the same."""
+        return event_shape
 
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` is what the layer needs beside `x`."""
@@ -167,6 +176,16 @@ class Chain(Transform):
     def __len__(self) -> int:
         return len(self.layers)
 
+    def output_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        for layer in self:
+            event_shape = layer.output_shape(event_shape)
+        return event_shape
+
+    def input_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        for layer in reversed(list(self)):
+            event_shape = layer.input_shape(event_shape)
+        return event_shape
+
     def _forward(self, x: Tensor, context: Any) -> Output:
         total = x.new_zeros(x.shape[0])
         for layer in self.layers:
@@ -189,6 +208,12 @@ class Inverse(Transform):
     def __init__(self, transform: Transform) -> None:
         super().__init__()
         self.transform = transform
+
+    def output_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.transform.input_shape(event_shape)
+
+    def input_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.transform.output_shape(event_shape)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         return self.transform.inverse(x, context)

@@ -40,17 +40,26 @@ class Squeeze(Transform):
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         expect(len(event_shape) == 3, "an input of shape (batch, C, h, w)", f"events {event_shape}")
 
-    def _forward(self, x: Tensor, context: Any) -> Output:
-        (batch, channels, height, width), f = x.shape, self.factor
+    def output_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.check_event_shape(event_shape)
+        (channels, height, width), f = event_shape, self.factor
         fits = height % f == 0 and width % f == 0
         self._expect(fits, f"a height and width that {f} divides", (height, width))
-        shape = (batch, channels * f**2, height // f, width // f)  # which torch does not give an empty batch
-        return _channels_last(F.pixel_unshuffle(x, f).reshape(shape)), _still(x)
+        return channels * f**2, height // f, width // f
+
+    def input_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.check_event_shape(event_shape)
+        (channels, height, width), f = event_shape, self.factor
+        self._expect(channels % f**2 == 0, f"channels that {f**2} divides", channels)
+        return channels // f**2, height * f, width * f
+
+    def _forward(self, x: Tensor, context: Any) -> Output:
+        shape = (x.shape[0], *self.output_shape(tuple(x.shape[1:])))  # which torch does not give an empty batch
+        return _channels_last(F.pixel_unshuffle(x, self.factor).reshape(shape)), _still(x)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        channels, f = z.shape[1], self.factor
-        self._expect(channels % f**2 == 0, f"channels that {f**2} divides", channels)
-        return _channels_last(F.pixel_shuffle(z, f)), _still(z)
+        self.input_shape(tuple(z.shape[1:]))
+        return _channels_last(F.pixel_shuffle(z, self.factor)), _still(z)
 
 
 @final
