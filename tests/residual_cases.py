@@ -79,9 +79,14 @@ def _():
     return Case(T.TriangularConvSylvester(2, 4, use_basis=False), (2, 3, 2), wrong_event=(3, 3, 2))
 
 
-@CASES.add("triangular-conv-sylvester-without-constraint")
+@CASES.add("triangular-conv-sylvester-constrained")
 def _():
-    layer = T.TriangularConvSylvester(1, 3, lipschitz=None, kernel_size=5)
+    return Case(T.TriangularConvSylvester(2, 2, lipschitz=1.5), (2, 3, 3), wrong_event=(3, 3, 3))
+
+
+@CASES.add("triangular-conv-sylvester-wide-kernels")
+def _():
+    layer = T.TriangularConvSylvester(1, 3, kernel_size=5)
     return Case(layer, (1, 3, 3), wrong_event=(2, 3, 3), idle=("basis.layers.0.vectors",))
 
 

@@ -84,3 +84,35 @@ def test_starts_near_the_identity_and_learns_from_there():
     (z.square().sum() / 2 - logdet.sum()).backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("name", TRIANGULAR)
+def test_rows_of_an_image_are_parts_of_the_whole(name):
+    """What the inverse solves row by row: handed the true rows one by one, each part gives what f gives there."""
+    case = CASES.ready(name)
+    u, inner = points(name, case), case.layer.inner
+    if inner.first.padding != 1:
+        assert inner.raster_stack is None
+        return
+    stack = inner.raster_stack(case.context)
+    value, diagonal = inner(u, case.context)
+    torch.testing.assert_close(stack(u), (value, diagonal), rtol=0, atol=1e-13)
+
+    def check(slab, target, i):
+        torch.testing.assert_close(slab(target), (value.select(2, i), diagonal.select(2, i)), rtol=0, atol=1e-13)
+        return target
+
+    assert torch.equal(torch.stack(list(stack.substitute(u, check)), dim=2), u)
+
+
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_inverse_needs_no_norm_constraint(size):
+    """At a size where a contraction is out of the question."""
+    torch.manual_seed(0)
+    layer = T.TriangularConvSylvester(4, 8).double().eval()
+    with torch.no_grad():
+        for conv in (layer.inner.first, layer.inner.last):
+            conv.parametrizations.weight.original.normal_(std=size * conv.weight[0].numel() ** -0.5)
+        x = draw("x", 3, 4, 8, 8)
+        back, _ = layer.inverse(layer(x)[0])
+    torch.testing.assert_close(back, x, rtol=0, atol=1e-9)

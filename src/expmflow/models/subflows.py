@@ -95,7 +95,8 @@ def _sylvester_no_basis(channels: int, networks: Networks) -> T.Transform:
 
 def _sylvester_no_ar(channels: int, networks: Networks) -> T.Transform:
     width = max(1, networks.hidden // channels)  # the paper has one unit per channel
-    return T.TriangularConvSylvester(channels, width, context_channels=networks.context)
+    lipschitz, context = networks.lipschitz, networks.context
+    return T.TriangularConvSylvester(channels, width, lipschitz=lipschitz, context_channels=context)
 
 
 def _residual(channels: int, networks: Networks) -> T.Transform:

@@ -24,33 +24,41 @@ Gate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class RasterStack:
-    """Two masked convolutions, three wide, with a pointwise map between them, on `(batch, C, *n)`.
+    """Two masked convolutions, three wide, with a pointwise map between them, or none, on `(batch, C, *n)`.
 
     Attributes:
         first, middle, last: kernels, those of the points without spatial axes.
         first_offset, middle_offset, last_offset: what is added to their results, `(batch or 1, channels, *n or 1)`.
         activation: between them.
-        gate: from u and the stack's result to f(u) and its diagonal.
+        gate: from u and the stack's result to f(u) and its diagonal; None if that result is f(u).
+        diagonal: from what the last convolution sees to the diagonal, where there is no gate.
     """
 
     first: Tensor
-    middle: Tensor
+    middle: Tensor | None
     last: Tensor
     first_offset: Tensor
-    middle_offset: Tensor
+    middle_offset: Tensor | None
     last_offset: Tensor
     activation: Activation
-    gate: Gate
+    gate: Gate | None = None
+    diagonal: Activation | None = None
 
     def __call__(self, u: Tensor, rows: Any = slice(None)) -> tuple[Tensor, Tensor]:
         """f(u) and its diagonal, for some rows of the batch."""
         with network_precision(u.device.type):
-            heads = convolve(self.hidden(u, rows), self.last) + _rows(self.last_offset, rows)
-        return self.gate(u, heads.to(u.dtype))
+            hidden = self.hidden(u, rows)
+            heads = convolve(hidden, self.last) + _rows(self.last_offset, rows)
+        if self.gate is not None:
+            return self.gate(u, heads.to(u.dtype))
+        diagonal = torch.zeros_like(u) if self.diagonal is None else self.diagonal(hidden.to(u.dtype))
+        return heads.to(u.dtype), diagonal
 
     def hidden(self, u: Tensor, rows: Any = slice(None)) -> Tensor:
         """What the last convolution sees."""
         h = self.activation(convolve(u, self.first) + _rows(self.first_offset, rows))
+        if self.middle is None or self.middle_offset is None:
+            return h
         return self.activation(convolve(h, self.middle) + _rows(self.middle_offset, rows))
 
     @property
@@ -84,10 +92,10 @@ class RasterStack:
         return replace(
             self,
             first=self.first[:, :, 1],
-            middle=self.middle[:, :, 0],
+            middle=None if self.middle is None else self.middle[:, :, 0],
             last=self.last[:, :, 1],
             first_offset=offset(self.first_offset),
-            middle_offset=offset(self.middle_offset),
+            middle_offset=None if self.middle_offset is None else offset(self.middle_offset),
             last_offset=offset(self.last_offset),
         )
 

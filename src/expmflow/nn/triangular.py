@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from expmflow._validation import expect_count
 from expmflow.nn.autoregressive import INITIAL_SCALE
 from expmflow.nn.context import check_context, offset
 from expmflow.nn.masked import MaskedConv
+from expmflow.nn.raster import RasterStack
 
 LARGEST_DIAGONAL = 0.99  # below one by more than rounding: a tanh may reach its limit
 
@@ -27,7 +29,7 @@ class TriangularConvInner(nn.Module):
         channels: C of the input `(batch, C, *n)`.
         kernel_size: of both convolutions, odd.
         width: hidden units per channel.
-        lipschitz: the largest norm of each convolution; None for no constraint.
+        lipschitz: the largest norm of each convolution; None for no constraint, as in the paper.
         context_channels: channels of a context `(batch, channels, *n)`, or `(batch, channels)`, added to b; 0 for none.
         dims: the number of spatial axes.
 
@@ -41,7 +43,7 @@ class TriangularConvInner(nn.Module):
         *,
         kernel_size: int = 3,
         width: int = 1,
-        lipschitz: float | None = 1.5,
+        lipschitz: float | None = None,
         context_channels: int = 0,
         dims: int = 2,
     ) -> None:
@@ -63,9 +65,29 @@ class TriangularConvInner(nn.Module):
         if self.context is not None:
             h = h + offset(self.context, context, h.ndim)
         a = torch.tanh(h)
-        value = self.last(a)
-        slopes = (1 - a * a).unflatten(1, (self.width, self.channels))
-        return value, torch.einsum("bmc...,mc->bc...", slopes, self._products())
+        return self.last(a), _diagonal(a, self._products())
+
+    @property
+    def raster_stack(self) -> Callable[[Any], RasterStack] | None:
+        """f as the inverse takes it apart, by rows; None for kernels that are not three wide."""
+        return self._raster_stack if self.first.padding == 1 else None
+
+    def _raster_stack(self, context: Any = None) -> RasterStack:
+        axes, products = self.first.weight.ndim, self._products()
+        first = self.first.bias.reshape(1, -1, *(1,) * (axes - 2))
+        if self.context is not None:
+            first = first + offset(self.context, context, axes)
+        last = first.new_zeros(1, self.channels, *(1,) * (axes - 2))
+        return RasterStack(
+            self.first.weight,
+            None,
+            self.last.weight,
+            first,
+            None,
+            last,
+            activation=torch.tanh,
+            diagonal=lambda a: _diagonal(a, products),
+        )
 
     def _products(self) -> Tensor:
         """`(width, channels)`: R̃_cj R_jc at the kernel's centre, for the units j of each channel c."""
@@ -77,6 +99,11 @@ class TriangularConvInner(nn.Module):
     def check_context(self, context: Any, x: Tensor) -> None:
         """Raise `ValueError` unless `context` fits beside `x`."""
         check_context(context, x, self.context_channels)
+
+
+def _diagonal(a: Tensor, products: Tensor) -> Tensor:
+    """Σ_j R̃_cj (1 − a_j²) R_jc over the units j of each channel c."""
+    return torch.einsum("bmc...,mc->bc...", (1 - a * a).unflatten(1, products.shape), products)
 
 
 def _centre(kernel: Tensor) -> Tensor:

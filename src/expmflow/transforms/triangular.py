@@ -23,7 +23,7 @@ class TriangularConvSylvester(GeneralizedSylvester):
         width: hidden units per channel of f: 1 in the paper; more, to match the parameters of f_AR.
         kernel_size, coeff: of the convolution exponential; the kernel size also of R and R̃.
         reflections: Householder reflections of Q; one per channel if None.
-        lipschitz: the largest norm of R and of R̃.
+        lipschitz: the largest norm of R and of R̃; None for no constraint, as in the paper.
         context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
         use_basis: False leaves the basis change out.
         tol, max_iterations: of the inverse.
@@ -42,7 +42,7 @@ class TriangularConvSylvester(GeneralizedSylvester):
         kernel_size: int = 3,
         coeff: float = 0.9,
         reflections: int | None = None,
-        lipschitz: float | None = 1.5,
+        lipschitz: float | None = None,
         context_channels: int = 0,
         use_basis: bool = True,
         tol: float | None = None,
