@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from unicodedata import category
 
 import torch
@@ -78,8 +78,14 @@ def result_table(table: Table) -> None:
     _Terminal(quiet=not speaks(), highlight=False).print(table)
 
 
-def device_named(name: str) -> str:
-    """The name, if there is such a device here."""
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; the machine's accelerator, if not given.")]
+
+
+def device_named(name: str | None) -> str:
+    """The name, if there is such a device here; without one, the accelerator if there is one, else the CPU."""
+    if name is None:
+        found = _accelerator() if torch.accelerator.is_available() else "cpu"
+        return "cpu" if found == "mps" else found  # which has no float64, in which likelihoods are added up
     try:
         kind = torch.device(name).type
     except RuntimeError:

@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count
-from expmflow.cli.console import device_named, progress, reading, result, result_table, say
+from expmflow.cli.console import Device, device_named, progress, reading, result, result_table, say
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.runs.importance import CHUNK, Estimates, importance_estimates, results_file
@@ -39,7 +39,7 @@ def evaluate(
         int | None, typer.Option(help="Noises for each image, for the importance-weighted bound; the paper has 1000.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    device: Device = None,
     dry_run: DryRun = False,
 ) -> None:
     """The negative log-likelihood of a run's test rows, with its standard error.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from expmflow._validation import expect, expect_one_of
-from expmflow.cli.console import device_named, progress, result, say, speaks
+from expmflow.cli.console import Device, device_named, progress, result, say, speaks
 from expmflow.experiments.registry import EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def reproduce(
         "results"
     ),
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    device: Device = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the rows; run and write nothing.")] = False,
 ) -> None:
     """Run a table of the paper, row by row. A row that was cut is resumed; one that is done is not run again.
@@ -45,7 +45,7 @@ def reproduce(
     experiment, preset = str(experiment), str(preset)
     table = EXPERIMENTS[experiment]
     expect_one_of(preset, table.presets, f"--preset of {experiment}")
-    device_named(device)
+    device = device_named(device)
     table_rows = table.rows(preset)
     known = ", ".join(row.name for row in table_rows)
     strange = [name for name in only or [] if not any(row.name.startswith(name) for row in table_rows)]

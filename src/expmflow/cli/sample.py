@@ -10,7 +10,7 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count
-from expmflow.cli.console import device_named, progress, result, say
+from expmflow.cli.console import Device, device_named, progress, result, say
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import save_npy, save_text, write_whole
 from expmflow.data.drawing.grids import class_columns
@@ -31,7 +31,7 @@ def sample(
         Path | None,
         typer.Option(help="A .npy, .csv or .png file; if not given, samples.png for images, and stdout for others."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    device: Device = None,
     dry_run: DryRun = False,
 ) -> None:
     """Draw samples from a run's density. Writes the file --out, and nothing else.

@@ -11,7 +11,7 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import device_named, progress, reading, result, say
+from expmflow.cli.console import Device, device_named, progress, reading, result, say
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import save_text
 from expmflow.data.kinds import KINDS, Rows
@@ -46,7 +46,7 @@ def score(
     threshold: Annotated[
         float | None, typer.Option(help="Flag typicalities above this, whatever the quantile.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    device: Device = None,
     dry_run: DryRun = False,
 ) -> None:
     """The likelihood of each row of a table, or of each image, and whether it is unlike the training data.

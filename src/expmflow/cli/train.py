@@ -13,7 +13,7 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import device_named, reading, result, say, speaks
+from expmflow.cli.console import Device, device_named, reading, result, say, speaks
 from expmflow.cli.dry_run import DryRun, dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
@@ -29,8 +29,8 @@ from expmflow.numerics import ConvergenceError
 from expmflow.runs.evaluation import open_run
 from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_data
-from expmflow.training.checkpoint import list_checkpoints
-from expmflow.training.config import Config, load_config, presets
+from expmflow.training.checkpoint import CheckpointError, list_checkpoints
+from expmflow.training.config import Config, ConfigError, load_config, presets
 from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
@@ -47,14 +47,18 @@ class OnNonfinite(StrEnum):
 
 def train(
     source: Annotated[
-        str, typer.Argument(metavar="PRESET|CONFIG.yaml", help=f"{', '.join(sorted(presets()))}; or a config file.")
-    ],
+        str | None,
+        typer.Argument(metavar="PRESET|CONFIG.yaml", help=f"{', '.join(sorted(presets()))}; or a config file."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE...", help=f"Settings on top: train.steps=500; of images: {LAYERS}."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if not given.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run; its folder says all that is needed.")
+    ] = None,
+    device: Device = None,
     init_from: Annotated[Path | None, typer.Option(help="A run whose weights to start from.")] = None,
     on_nonfinite: Annotated[
         OnNonfinite | None, typer.Option(help="Stop at a loss that is not finite, or skip the step.")
@@ -63,14 +67,12 @@ def train(
 ) -> None:
     """Train a model, or go on with a run that was cut; it is written to its folder alone.
 
-    A folder that holds a run is resumed if the config is the same. Ctrl-C saves a checkpoint first. With many
-    processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
+    A folder that holds a run is resumed if the config is the same. Ctrl-C saves a checkpoint first, and --resume RUN
+    goes on. With many processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
     """
     skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
-    config = _with_whole_paths(load_config(source, [*(overrides or []), *skipping]))
-    folder = out or Path("runs") / (source if source in presets() else Path(source).stem)
-    expect(not folder.exists() or folder.is_dir(), "--out to be a folder", f"the file {folder}")
-    device_named(device)
+    config, folder = _asked(source, [*(overrides or []), *skipping], out, resume)
+    device = device_named(device)
     if dry_run:
         result(dry_run_text(config, folder, device))
         return
@@ -93,10 +95,31 @@ def train(
             )
     except KeyboardInterrupt:
         step = _newest_step(run)
-        say(f"Interrupted: saved at step {step} in {folder}." if step else "Interrupted: nothing to save yet.")
+        on = f"saved at step {step} in {folder}. To go on: expmflow train --resume {folder}"
+        say(f"Interrupted: {on}" if step else "Interrupted: nothing to save yet.")
         raise typer.Exit(INTERRUPTED) from None
     if speaks():
         _conclude(run, data)
+
+
+def _asked(source: str | None, overrides: list[str], out: Path | None, resume: Path | None) -> tuple[Config, Path]:
+    """The config, and the folder of the run."""
+    if resume is not None:
+        expect(out is None, "--out or --resume, one of them", "both")
+        run = RunFolder(resume)
+        if not run.config.is_file():
+            raise CheckpointError(f"Expected a run in {resume}; got no {run.config.name} in it.")
+        words = overrides if source is None else [source, *overrides]
+        return _with_whole_paths(load_config(run.read_config()[0], words)), resume
+    if source is None:
+        raise ConfigError("Expected a preset, a config file or --resume RUN; got none. See expmflow train --help.")
+    folder = out or Path("runs") / (source if source in presets() else Path(source).stem)
+    expect(not folder.exists() or folder.is_dir(), "--out to be a folder", f"the file {folder}")
+    if speaks():  # other processes may come when the first has begun to write
+        strange = folder.exists() and not RunFolder(folder).config.is_file()
+        others = strange and any(not path.name.startswith(".") for path in folder.iterdir())
+        expect(not others, "--out to be a new folder, or that of a run", f"{folder}, which holds other files")
+    return _with_whole_paths(load_config(source, overrides)), folder
 
 
 def _with_whole_paths(config: Config) -> Config:

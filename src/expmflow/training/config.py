@@ -215,8 +215,8 @@ class Config(_Section):
     train: TrainConfig = TrainConfig()
 
 
-def load_config(source: str, overrides: Sequence[str] = ()) -> Config:
-    """A preset's name or a YAML or JSON file, with `section.key=value` on top.
+def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
+    """A preset's name, a YAML or JSON file, or a config, with `section.key=value` on top.
 
     Raises:
         ConfigError: with one line per problem.
@@ -279,8 +279,10 @@ def presets() -> dict[str, str]:
     return {p.name.removesuffix(".yaml"): p.read_text() for p in folder.iterdir() if p.name.endswith(".yaml")}
 
 
-def _read(source: str) -> tuple[str, str]:
+def _read(source: str | Config) -> tuple[str, str]:
     """The text of a config, and what to call its place in a message. JSON is YAML too."""
+    if isinstance(source, Config):
+        return source.model_dump_json(), "the run"
     known = presets()
     if source in known:
         return known[source], f"the preset {source}"

@@ -77,10 +77,16 @@ class RunFolder:
         if not self.config.exists():
             return
         known, shape = self.read_config()
-        if (_trajectory(known), shape) != (_trajectory(config), data.event_shape):
+        differences = _differences(_trajectory(known), _trajectory(config))
+        if self.read_digest() is not None and self.read_digest() == data.digest():  # the same rows at another place
+            differences.pop("data.path", None)
+        if shape != data.event_shape:
+            differences["the shape of a row"] = (shape, data.event_shape)
+        if differences:
+            others = "; ".join(f"{key} is {given}, and was {began}" for key, (began, given) in differences.items())
             raise ConfigError(
-                f"Expected the config that the run in {self.path} began with; got another. Choose a new folder, or "
-                "resume with the same settings."
+                f"Expected the config that the run in {self.path} began with; got another: {others}. Choose a new "
+                f"folder, or go on with its own: expmflow train --resume {self.path}."
             )
         began = self.read_names()
         if began and data.names and data.names != began:
@@ -286,4 +292,18 @@ def _trajectory(config: Config) -> dict[str, Any]:
     for free in ("steps", "log_every", "checkpoint_every", "sample_every", "on_nonfinite", "threads", "timeout"):
         values["train"].pop(free)
     values["data"].pop("dir")  # the official files are the same wherever they are
+    if config.data.path is not None:  # a place has many names
+        values["data"]["path"] = str(config.data.path.expanduser().resolve())
     return values
+
+
+def _differences(began: dict[str, Any], given: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The keys whose values differ, with both of them."""
+    differences: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys([*began, *given]):
+        old, new = began.get(key), given.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            differences |= _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            differences[f"{prefix}{key}"] = (old, new)
+    return differences
