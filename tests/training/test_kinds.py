@@ -13,14 +13,15 @@ from expmflow.data.graphs import MIXTURES
 from expmflow.runs.pretrained import load
 from expmflow.training.build import build_model, resolve
 from expmflow.training.checkpoint import newest_checkpoint
-from expmflow.training.config import Config, ConfigError, parse_config
+from expmflow.training.config import MODELS, Config, ConfigError, parse_config
 from expmflow.training.distributed import Processes
 from expmflow.training.job import Run
 from expmflow.training.loop import train
 from expmflow.training.run import RunFolder
 
 LEVELS, CLASSES = 17, 3
-KINDS = {"dense": "moons", "graph": "mog-4", "image": "digits"}
+KINDS = {"dense": "moons", "graph": "mog-4", "image": "digits", "vae": "digits", "vector-vae": "moons"}
+FITTING = {"vectors": ("dense", "vector-vae"), "graphs": ("graph",), "images": ("image", "vae")}
 
 
 def pictures(*, labels: bool = True, levels: int | None = LEVELS) -> Dataset:
@@ -43,10 +44,13 @@ def graphs() -> Dataset:
 
 
 def config(kind: str, *, data: dict | None = None, train: dict | None = None, **model) -> Config:
+    flow = {"flows": 2, "hidden": 4, "context": 2}
     small = {
         "dense": {"blocks": 1, "hidden": 4},
         "image": {"levels": 1, "subflows": 1, "growth": 3, "depth": 1, "hidden": 4, "dequantization_subflows": 1},
         "graph": {"subflows": 1, "hidden": 4},
+        "vae": {"latents": 3, **flow, "channels": 2, "growth": 2, "depth": 1, "features": 4},
+        "vector-vae": flow,
     }
     steps = {"steps": 4, "batch_size": 8, "log_every": 1, "validate_every": 2, "checkpoint_every": 2}
     return parse_config(
@@ -61,14 +65,12 @@ def config(kind: str, *, data: dict | None = None, train: dict | None = None, **
 
 class TestResolve:
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(
-        ("shape", "name", "fitting"),
-        [((2,), "vectors", "dense"), ((4, 2), "graphs", "graph"), ((1, 4, 4), "images", "image")],
-    )
-    def test_a_model_fits_one_kind_of_data(self, kind, shape, name, fitting):
+    @pytest.mark.parametrize(("shape", "name"), [((2,), "vectors"), ((4, 2), "graphs"), ((1, 4, 4), "images")])
+    def test_a_model_fits_one_kind_of_data(self, kind, shape, name):
         rows = torch.zeros(3, *shape)
         data = Dataset(rows, rows, rows, kind=name)
-        if kind == fitting:
+        fitting = " or ".join(FITTING[name])
+        if kind in FITTING[name]:
             assert resolve(config(kind), data).model.kind == kind
             return
         expected = rf"^Expected a model of kind {fitting} for the data {KINDS[kind]}; got model\.kind={kind}\.$"
@@ -149,11 +151,11 @@ class TestConfig:
     @pytest.mark.parametrize(("kind", "hint"), [("imag", " (did you mean 'image'?)"), ("xyz", "")])
     def test_an_unknown_kind(self, kind, hint):
         text = self.problems({"kind": kind})
-        assert text.endswith(f"  model.kind: input should be one of dense, image, graph, got '{kind}'{hint}")
+        assert text.endswith(f"  model.kind: input should be one of {', '.join(MODELS)}, got '{kind}'{hint}")
 
     @pytest.mark.parametrize("kind", [None, 3, [1], {"a": 1}, True])
     def test_a_kind_that_is_no_word(self, kind):
-        assert "model.kind: input should be one of dense, image, graph, got" in self.problems({"kind": kind})
+        assert f"model.kind: input should be one of {', '.join(MODELS)}, got" in self.problems({"kind": kind})
 
     @pytest.mark.parametrize("model", [3, "image", [1], None])
     def test_a_model_that_is_no_section(self, model):
@@ -165,6 +167,11 @@ class TestConfig:
         assert parse_config(made.model_dump(mode="json")) == made
 
 
+def warmed(settings: Config) -> Config:
+    """With a KL part that takes three steps to its full weight."""
+    return settings.model_copy(update={"optim": settings.optim.model_copy(update={"kl_warmup": 3})})
+
+
 RUNS = {
     "image": (config("image", subflow="coupling"), pictures),
     "image, all of it": (
@@ -173,6 +180,8 @@ RUNS = {
     ),
     "graph": (config("graph"), graphs),
     "graph, mlp": (config("graph", network="coupling"), graphs),
+    **{f"vae, {name}": (config("vae", posterior=name), pictures) for name in ("householder", "conv-sylvester")},
+    "vae, iaf, warm-up": (warmed(config("vae", posterior="iaf")), pictures),
 }
 
 
@@ -222,7 +231,7 @@ class TestRuns:
             assert samples.shape[1:] == data().event_shape
 
     def test_other_data_than_the_model_is_for_is_refused_before_anything_is_written(self, tmp_path: Path):
-        with pytest.raises(ConfigError, match="Expected a model of kind image"):
+        with pytest.raises(ConfigError, match="Expected a model of kind image or vae"):
             train(config("graph"), tmp_path / "run", data=pictures())
         assert not (tmp_path / "run").exists()
 

@@ -19,6 +19,7 @@ from expmflow.data.download import Progress, user_folder
 from expmflow.data.errors import DataError
 from expmflow.data.idx import load_mnist
 
+KIND = "binary images"
 SEED = 2020
 PIXELS = 28 * 28
 PUBLISHED = {"train": 50_000, "valid": 10_000, "test": 10_000}
@@ -38,7 +39,7 @@ def load_binarized(folder: Path | None = None, progress: Progress | None = None,
     grey = load_mnist("mnist", folder, progress)
     generator = torch.Generator().manual_seed(SEED)
     train, validation, test = (binarize(part, generator) for part in (grey.train, grey.validation, grey.test))
-    data = replace(grey, train=train, validation=validation, test=test, levels=2)
+    data = replace(grey, train=train, validation=validation, test=test, levels=2, kind=KIND)
 
     def draw(rows: int, generator: torch.Generator) -> Tensor:
         chosen = torch.randint(len(grey.train), (rows,), generator=generator)
@@ -64,7 +65,7 @@ def _published(folder: Path | None) -> Dataset | None:
     if missing:
         raise DataError(f"Expected all three files of the published binarized MNIST; got no {missing[0]}.")
     parts = {part: read_amat(path, PUBLISHED[part]) for part, path in paths.items()}
-    return Dataset(parts["train"], parts["valid"], parts["test"], levels=2)
+    return Dataset(parts["train"], parts["valid"], parts["test"], levels=2, kind=KIND)
 
 
 def read_amat(path: Path, rows: int) -> Tensor:

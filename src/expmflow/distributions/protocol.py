@@ -39,6 +39,23 @@ class Draw:
         return draw((rows, *self.shape), dtype=like.dtype, device=like.device)
 
 
+@dataclass(frozen=True)
+class Latents:
+    """What a density with latent variables makes of some rows, for people to look at.
+
+    Args:
+        rows: those that it was asked of.
+        reconstructions: what is expected of each row given its latents, as floats.
+        path: what is expected along a straight line between the latents of the first row and of the second.
+        kl: of each latent number, how many nats of each row it tells, on average.
+    """
+
+    rows: Tensor
+    reconstructions: Tensor
+    path: Tensor
+    kl: Tensor
+
+
 class Density(nn.Module, ABC):
     """A density that can be trained, evaluated and sampled.
 
@@ -124,6 +141,10 @@ class Density(nn.Module, ABC):
 
     def round_trip_error(self, x: Tensor, context: Any = None) -> Tensor | None:
         """The largest |x − x'| of each row, x' being x taken to the noise and back; None where there is no way back."""
+        return None
+
+    def latents(self, x: Tensor) -> Latents | None:
+        """What latent variables make of at least two rows; None where there are none."""
         return None
 
     @final

@@ -11,7 +11,10 @@ from expmflow._validation import expect
 from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.gaussian import LOG_2PI
-from expmflow.distributions.protocol import Noise, given_noise
+from expmflow.distributions.protocol import Latents, Noise, given_noise
+
+PATH_STEPS = 9  # from one row to another
+KL_SAMPLES = 256
 
 
 @final
@@ -107,6 +110,21 @@ class VAE(Density):
     def decode(self, z: Tensor) -> Tensor:
         """What is expected of x given latents, `(batch, *event)`, as floats; of integers on their own scale."""
         return self.likelihood.mean(self._decoded(z))
+
+    @torch.no_grad()
+    def latents(self, x: Tensor) -> Latents:
+        """Reconstructions, a path between two rows, and the KL of each latent number.
+
+        A number's KL is that of the normal with the mean and the variance that it has under q(z | x), to N(0, 1).
+        """
+        params, shape = self._encoded(x), (len(x), *self.posterior.event_shape)
+        centres, _ = self.posterior.rsample_and_log_prob(params, params.new_zeros(shape))
+        share = torch.linspace(0, 1, PATH_STEPS, dtype=centres.dtype, device=centres.device)
+        line = torch.lerp(centres[0], centres[1], share.reshape(-1, *(1,) * (centres.ndim - 1)))
+        many, _ = self.posterior.rsample_and_log_prob(params.repeat_interleave(KL_SAMPLES, 0))
+        variance, mean = torch.var_mean(many.reshape(len(x), KL_SAMPLES, -1), 1)
+        kl = 0.5 * (mean.square() + variance - 1 - variance.log())
+        return Latents(x, self.decode(centres), self.decode(line), kl.mean(0))
 
     def description(self) -> str:
         """The parts, and how many parameters they have."""

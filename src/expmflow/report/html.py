@@ -16,6 +16,7 @@ from expmflow.report.figures import curves_figure
 from expmflow.report.summary import Summary
 
 Row = tuple[str, list[str]]
+MOST_LATENTS = 10  # whose KL is listed
 
 
 def render(summaries: Sequence[Summary]) -> str:
@@ -48,6 +49,9 @@ def _pictures(summary: Summary) -> list[dict[str, str]]:
     pictures = summary.kind.compare(
         summary.samples, summary.data, summary.layout, columns=summary.columns, density=summary.density
     )
+    if (latents := summary.latents) is not None:
+        seen = (part.cpu() for part in (latents.rows, latents.reconstructions, latents.path))
+        pictures = [*pictures, *summary.kind.reconstructions(*seen, summary.layout)]
     return [
         {
             "alt": f"{picture.caption or 'The data beside samples'} of {summary.name}",
@@ -96,9 +100,14 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
         yield "tested on", f"the first {s.tested} rows"
     yield "rows: training, validation, test", ", ".join(map(str, s.rows.values()))
     yield "parameters", f"{s.parameters:,}"
+    if s.latents is not None:
+        kl = s.latents.kl
+        yield "latents in use (KL above 0.01 nats)", f"{int((kl > 0.01).sum())} of {len(kl)}"
+        largest = ", ".join(f"{value:.2f}" for value in kl.sort(descending=True).values[:MOST_LATENTS].tolist())
+        yield "KL of latents, largest first (nats)", largest + (", …" if len(kl) > MOST_LATENTS else "")
     yield f"round-trip error, {'relative' if s.layout.levels is None else 'grey levels'}", _number(s.round_trip, 2)
-    largest = max((c.plan.error_bound for c in s.certificates), default=math.nan)
-    yield "largest certified truncation error", _number(largest, 2)
+    error = max((c.plan.error_bound for c in s.certificates), default=math.nan)
+    yield "largest certified truncation error", _number(error, 2)
 
 
 def _timings(s: Summary) -> Iterator[tuple[str, str]]:

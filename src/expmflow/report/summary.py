@@ -15,6 +15,7 @@ from expmflow.data.drawing.grids import class_columns
 from expmflow.data.kinds import Kind, Layout, Unit
 from expmflow.distributions import NonFiniteError
 from expmflow.distributions.describe import count_parameters
+from expmflow.distributions.protocol import Latents
 from expmflow.numerics import ConvergenceError
 from expmflow.report.certificates import Certificate, certificates
 from expmflow.runs.evaluation import Trained
@@ -56,6 +57,7 @@ class Summary:
     columns: int | None = None
     weighted: tuple[Weighted, ...] = ()
     entropy: float | None = None
+    latents: Latents | None = None
 
     @property
     def unit(self) -> Unit:
@@ -118,6 +120,7 @@ def summarise(trained: Trained) -> Summary:
             for k, found in kept_results(trained, "test").items()
         ),
         entropy=trained.kind.entropy(trained.config.data.name),
+        latents=trained.model.latents(rows) if len(rows) > 1 else None,
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from expmflow.data import Dataset
@@ -21,27 +20,18 @@ from expmflow.models.image import BaseKind, Dequantization, Start
 from expmflow.models.mixing import Mixing
 from expmflow.models.subflows import CouplingNetwork, SubflowName
 from expmflow.training.files import read_text
+from expmflow.training.sections import ConfigError, Depth, Fraction, ModelSection, Positive, Section, Width
+from expmflow.training.vae_config import VAEModelConfig, VectorVAEModelConfig
 
-# no machine holds or does more: what is beyond is a slip, and is refused before any work starts
-Positive = Annotated[int, Field(ge=1, le=10**9)]
-Width = Annotated[int, Field(ge=1, le=10**6)]  # the square of it is a matrix
-Depth = Annotated[int, Field(ge=1, le=10**5)]
 MOST_LEVELS = 30  # 2³⁰ points a side
 LARGEST_COEFF = 80.0  # e⁸⁸ is beyond float32
 LARGEST_TEXT = 2**20  # bytes of a config file
 DEEPEST_TEXT = 50  # sections and lists within each other
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+__all__ = ["Config", "ConfigError", "load_config", "parse_config", "presets"]
 
 
-class ConfigError(ValueError):
-    """A config that cannot be used; the message lists all its problems."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class DataConfig(_Section):
+class DataConfig(Section):
     """Where the samples come from."""
 
     name: str = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images)")
@@ -67,19 +57,7 @@ class DataConfig(_Section):
         return name
 
 
-class _ModelSection(_Section, ABC):
-    """What every kind of model says of itself."""
-
-    def resolved(self, data: Dataset) -> Self:
-        """With what follows from the data filled in, or a `ConfigError` if it says otherwise."""
-        return self
-
-    @abstractmethod
-    def build(self, event_shape: tuple[int, ...]) -> Density:
-        """The model of a resolved config, its weights drawn from torch's own generator."""
-
-
-class DenseModelConfig(_ModelSection):
+class DenseModelConfig(ModelSection):
     """A flow on vectors: blocks of ActNorm, LinearExp, DenseSylvester and an affine coupling."""
 
     kind: Literal["dense"] = "dense"
@@ -92,7 +70,7 @@ class DenseModelConfig(_ModelSection):
         return dense_flow(*event_shape, **self.model_dump(exclude={"kind"}))
 
 
-class ImageModelConfig(_ModelSection):
+class ImageModelConfig(ModelSection):
     """A flow on images: levels of subflows, of which half of the channels leave between levels."""
 
     kind: Literal["image"] = "image"
@@ -138,7 +116,7 @@ class ImageModelConfig(_ModelSection):
         return image_flow(event_shape, **{**settings, "grey_levels": self.grey_levels or 256})
 
 
-class GraphModelConfig(_ModelSection):
+class GraphModelConfig(ModelSection):
     """A flow on the node features of graphs: subflows of ActNorm, 1×1 and couplings."""
 
     kind: Literal["graph"] = "graph"
@@ -154,20 +132,24 @@ def _kind(model: Any) -> Any:
     return model.get("kind", "dense") if isinstance(model, Mapping) else getattr(model, "kind", None)
 
 
-MODELS: dict[str, type[_ModelSection]] = {
+MODELS: dict[str, type[ModelSection]] = {
     "dense": DenseModelConfig,
     "image": ImageModelConfig,
     "graph": GraphModelConfig,
+    "vae": VAEModelConfig,
+    "vector-vae": VectorVAEModelConfig,
 }
 ModelConfig = Annotated[
     Annotated[DenseModelConfig, Tag("dense")]
     | Annotated[ImageModelConfig, Tag("image")]
-    | Annotated[GraphModelConfig, Tag("graph")],
+    | Annotated[GraphModelConfig, Tag("graph")]
+    | Annotated[VAEModelConfig, Tag("vae")]
+    | Annotated[VectorVAEModelConfig, Tag("vector-vae")],
     Discriminator(_kind),
 ]
 
 
-class OptimConfig(_Section):
+class OptimConfig(Section):
     """How the weights move."""
 
     optimizer: Literal["adam", "adamax"] = Field("adam", description="which one")
@@ -185,7 +167,7 @@ class OptimConfig(_Section):
     ema: Fraction | None = Field(None, description="decay of the moving average of the weights; off if not given")
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """How long, how often, on what."""
 
     steps: Positive = Field(2000, description="of the optimizer; a run that is done goes on with more")
@@ -206,7 +188,7 @@ class TrainConfig(_Section):
     timeout: float = Field(10.0, gt=0, le=10_000, description="minutes that processes wait for each other at most")
 
 
-class Config(_Section):
+class Config(Section):
     """A whole run."""
 
     data: DataConfig = DataConfig()

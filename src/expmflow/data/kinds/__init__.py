@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from expmflow.data.kinds.base import NATS, Kind, Layout, Rows, Source, Unit
+from expmflow.data.kinds.binary import BinaryImages
 from expmflow.data.kinds.graphs import Graphs
 from expmflow.data.kinds.images import Images
 from expmflow.data.kinds.vectors import Vectors
@@ -34,5 +35,5 @@ def kind_of_source(name: str) -> Kind:
     raise ValueError(f"Expected data called one of {', '.join(sources())}; got {name!r}.")
 
 
-for _kind in (Vectors(), Images(), Graphs()):
+for _kind in (Vectors(), Images(), BinaryImages(), Graphs()):
     register(_kind)

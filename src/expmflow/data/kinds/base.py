@@ -241,6 +241,10 @@ class Kind(ABC):
         """What a report shows of the data and of samples; `density` has the values of p on the `landscape`."""
         return [self.draw(samples, layout, data=data, columns=columns)]
 
+    def reconstructions(self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout) -> list[Picture]:
+        """What latents make of rows: each beside what is `expected` of it, and a path from the first to the second."""
+        return []
+
     def landscape(self, rows: Tensor) -> Landscape | None:
         """Where to look at the density of such rows, if they can be drawn in the plane."""
         return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,12 +36,11 @@ OWN = ("path", "size", "crop", "channels", "validation", "test")
 CHANGES = ("flip", "shift")  # of training rows
 
 
-@final
 class Images(Kind):
     """Bytes of shape (channels, height, width), below a number of grey levels."""
 
     name: ClassVar[str] = "images"
-    models: ClassVar[tuple[str, ...]] = ("image",)
+    models: ClassVar[tuple[str, ...]] = ("image", "vae")
     files: ClassVar[str] = "images, folders of them, .npy or .npz files"
     formats: ClassVar[tuple[str, ...]] = (".png", ".npy")
     default_file: ClassVar[Path | None] = Path("samples.png")
@@ -131,6 +131,25 @@ class Images(Kind):
             Picture(self.draw(images, layout, columns=columns).write, f"{what} ({len(images)} images)")
             for what, images in parts.items()
         ]
+
+    def reconstructions(self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout) -> list[Picture]:
+        columns = min(len(rows), 12)
+        whole = range(0, len(rows) - columns + 1, columns)
+        lines = torch.cat([_bytes(part[k : k + columns], layout) for k in whole for part in (rows, expected)])
+        finer = replace(layout, levels=256)
+        return [
+            Picture(
+                self.draw(lines, finer, columns=columns).write, "test images, and below them their reconstructions"
+            ),
+            Picture(
+                self.draw(_bytes(path, layout), finer, columns=len(path)).write, "on the way between two test images"
+            ),
+        ]
+
+
+def _bytes(images: Tensor, layout: Layout) -> Tensor:
+    """Images of any scale from 0 to 255, also between grey levels."""
+    return (images.double() * (255 / ((layout.levels or 256) - 1))).round().clamp(0, 255).to(torch.uint8)
 
 
 def _load(

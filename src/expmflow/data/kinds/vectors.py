@@ -42,7 +42,7 @@ class Vectors(Kind):
     """Rows of floats, `(columns,)`."""
 
     name: ClassVar[str] = "vectors"
-    models: ClassVar[tuple[str, ...]] = ("dense",)
+    models: ClassVar[tuple[str, ...]] = ("dense", "vector-vae")
     files: ClassVar[str] = ".npy or .csv tables"
     formats: ClassVar[tuple[str, ...]] = (".npy", ".csv", ".png")
     shown_samples: ClassVar[int] = 2000

@@ -1,0 +1,39 @@
+"""What sections of a config are made of, and what every kind of model says of itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from expmflow.data import Dataset
+from expmflow.distributions import Density
+
+# no machine holds or does more: what is beyond is a slip, and is refused before any work starts
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Width = Annotated[int, Field(ge=1, le=10**6)]  # the square of it is a matrix
+Depth = Annotated[int, Field(ge=1, le=10**5)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; the message lists all its problems."""
+
+
+class Section(BaseModel):
+    """Settings: none that is not known, none that changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelSection(Section, ABC):
+    """What every kind of model says of itself."""
+
+    def resolved(self, data: Dataset) -> Self:
+        """With what follows from the data filled in, or a `ConfigError` if it says otherwise."""
+        return self
+
+    @abstractmethod
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        """The model of a resolved config, its weights drawn from torch's own generator."""

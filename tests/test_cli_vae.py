@@ -1,0 +1,107 @@
+"""VAEs through the command line: every command, and a linear one whose evidence is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import expmflow as ef
+from cli_runs import run_command
+from kind_runs import STEPS, train_kind
+
+IMAGES = (
+    "{data: {name: digits}, model: {kind: vae, posterior: conv-sylvester, latents: 2, flows: 1, hidden: 4, context: 2, "
+    "channels: 2, growth: 2, depth: 1, components: 2}, optim: {lr: 0.01, kl_warmup: 2}, " + STEPS + "}"
+)
+TABLE = (
+    "{data: {name: table, test: 0.3}, model: {kind: vector-vae, posterior: gaussian, latents: 1, layers: 0}, "
+    "optim: {lr: 0.02}, train: {steps: 300, batch_size: 100, log_every: 50, validate_every: 100, precision: float64}}"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_kind(tmp_path_factory.mktemp("vae") / "images", IMAGES)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run on rows of a Gaussian with one direction that stands out."""
+    folder = tmp_path_factory.mktemp("linear")
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(1000, 1)) * [1.0, -0.5, 2.0] + 0.5 * generator.normal(size=(1000, 3)) + [1, 2, 3]
+    np.save(folder / "rows.npy", rows)
+    return train_kind(folder / "run", TABLE, f"data.path={folder / 'rows.npy'}"), folder
+
+
+def result(*arguments: str | Path) -> dict:
+    outcome = run_command(*arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def test_a_linear_vae_is_estimated_as_its_evidence(table: tuple[Path, Path]):
+    """x = W z + c + σ e has a density in closed form; the bound lies below it, importance samples come up to it."""
+    folder, _ = table
+    vae = ef.load(folder)
+    w, std = vae.decoder[0].weight, vae.likelihood.log_std.exp()
+    density = torch.distributions.MultivariateNormal(vae.decoder[0].bias, w @ w.T + torch.diag(std**2))
+    test = ef.runs.evaluation.open_run(folder).data().test.double()
+    evidence = -float(density.log_prob(test).mean().detach())
+    bound = result("evaluate", folder)
+    weighed = result("evaluate", folder, "--importance-samples", "500")
+    assert bound["nll"] >= evidence - 0.02
+    assert abs(weighed["importance_weighted_nll"] - evidence) < 0.02
+    assert evidence < 5.0  # it has learned: independent normals have 5.3
+
+
+def test_every_command(run: Path, here: Path):
+    assert run_command("evaluate", run).code == 0
+    weighed = result("evaluate", run, "--importance-samples", "8", "--images", "10")
+    assert np.isfinite(weighed["importance_weighted_bpd"])
+    assert run_command("sample", run, "-n", "5", "--out", here / "x.npy").code == 0
+    assert np.load(here / "x.npy").shape == (5, 1, 8, 8)
+    assert run_command("sample", run, "-n", "4", "--out", here / "x.png").code == 0
+    scored = run_command("score", run, here / "x.npy")
+    assert scored.code == 0, scored.err
+    assert run_command("report", run).code == 0
+    page = (run / "report.html").read_text()
+    for text in ("latents in use", "their reconstructions", "on the way between two", "−ELBO"):
+        assert text in page
+    for arguments in (("train", "vae-mnist"), ("evaluate", run), ("sample", run), ("report", run)):
+        outcome = run_command(*arguments, "--dry-run", *(["data.name=digits"] if arguments[0] == "train" else []))
+        assert outcome.code == 0, outcome.err
+
+
+def test_a_vae_is_loaded(run: Path):
+    vae = ef.load(run)
+    assert isinstance(vae, ef.models.VAE)
+    assert vae.sample(2).shape == (2, 1, 8, 8)
+    assert "ConvSylvester" in vae.description()
+
+
+def test_a_warm_up_is_of_the_kl(run: Path, here: Path):
+    outcome = run_command("train", "moons", "optim.kl_warmup=5", "--out", here / "moons")
+    assert outcome.code != 0
+    assert "which has no KL part" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model.posterior=normal",), "model.posterior: input should be 'gaussian', 'planar'"),
+        (("data.name=moons",), "Expected a model of kind dense or vector-vae for the data moons; got model.kind=vae."),
+        (("model.grey_levels=3",), "Expected model.grey_levels=17, as the data has; got 3."),
+        (("model.likelihood=bernoulli",), "Expected two grey levels for bernoulli; got 17."),
+    ],
+)
+def test_mistakes_are_one_sentence(overrides: tuple[str, ...], message: str, here: Path):
+    config = here / "vae.yaml"
+    config.write_text(IMAGES)
+    outcome = run_command("train", config, *overrides, "--out", here / "run")
+    assert outcome.code != 0
+    assert message in outcome.err
