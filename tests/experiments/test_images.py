@@ -12,14 +12,18 @@ import pytest
 import torch
 
 from cli_runs import Outcome, run_command
+from expmflow import transforms as T
 from expmflow.data import Dataset, images
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.images import ImageTable, Setting
 from expmflow.experiments.mixing import MIXING
 from expmflow.experiments.registry import EXPERIMENTS
+from expmflow.experiments.residual import RESIDUAL
 from expmflow.experiments.values import Values, paired_differences
+from expmflow.nn import ConvNet
 from expmflow.training.build import build_model
 from expmflow.training.checkpoint import newest_checkpoint
+from expmflow.training.config import Config
 from expmflow.training.run import RunFolder
 
 SHAPE = (3, 32, 32)
@@ -122,6 +126,10 @@ class TestSkeleton:
                 assert [row.seed for row in rows] == sorted(row.seed for row in rows)
 
 
+def with_subflows(config: Config, count: int) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"subflows": count})})
+
+
 class TestKnownSizes:
     """Parameters that were counted in the authors' code, at the paper's size."""
 
@@ -143,6 +151,33 @@ class TestKnownSizes:
         model = build_model(row.config("authors"), SHAPE)
         assert count_parameters(model.flow) == flow
         assert count_parameters(model.dequantizer) == dequantizer + self.SECOND_BIASES
+
+    @pytest.mark.parametrize(
+        ("name", "raw"),
+        [
+            ("sylvester-uniform", 50_266_244),
+            (
+                "residual-uniform",
+                30_618_500 - 48 * 2,
+            ),  # less two settings in each block that they count and never train
+        ],
+    )
+    def test_of_the_residual_table(self, name, raw):
+        """Masked weights included, as they counted. Every further subflow adds the same."""
+        (row,) = (row for row in RESIDUAL.rows("authors") if row.name == f"{name}-0")
+        config = row.config("authors")
+        one, two = (
+            sum(p.numel() for p in build_model(with_subflows(config, count), SHAPE).parameters()) for count in (1, 2)
+        )
+        assert one + (config.model.subflows - 1) * (two - one) == raw
+
+    def test_of_its_dequantization(self):
+        (row,) = (row for row in RESIDUAL.rows("authors") if row.name == "coupling-variational-0")
+        model = build_model(with_subflows(row.config("authors"), 1), SHAPE)
+        assert count_parameters(model.dequantizer) == 8_823_576 + 211_440 + self.SECOND_BIASES
+        couplings = [layer for layer in model.flow.modules() if isinstance(layer, T.AffineCoupling)]
+        plain = {c.channels: count_parameters(c) for c in couplings if isinstance(c.net, ConvNet)}
+        assert (plain[12], plain[48]) == (365_388, 622_032)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -203,7 +238,7 @@ class TestReproduce:
         text = (tmp_path / "results" / "mixing.md").read_text()
         assert text == MIXING.text(table, "laptop")
         assert f"{difference['elbo']:+.4f} ± {difference['elbo_standard_error']:.4f}" in text
-        assert "| convolution exponential | 0 | -0.048 |" in text  # the paper's difference beside ours
+        assert "| convolution exponential | 1×1 | 0 | -0.048 |" in text  # the paper's difference beside ours
 
     def test_a_row_that_was_cut_goes_on(self, tmp_path: Path, tiny):
         for place, lengths in (("whole", (4,)), ("parts", (2, 4))):
@@ -229,6 +264,19 @@ class TestReproduce:
         assert listed[0].startswith("1x1-0: done, in ")
         assert listed[1] == "convexp-0: 8 steps"  # two rates of two steps, and four
 
+    def test_what_a_step_takes_is_measured_again(self, tmp_path: Path, tiny):
+        tiny.setattr("expmflow.experiments.images.TIMED_STEPS", 2)
+        assert reproduce(tmp_path, "--only", "1x1-0").code == 0
+        (before,) = rows_of(tmp_path)
+        assert reproduce(tmp_path, "--time").code == 0
+        (after,) = rows_of(tmp_path)
+        assert after["seconds_per_step"] > 0
+        changed = {key for key in after if after[key] != before.get(key)}
+        assert "timed_threads" in changed
+        assert changed <= {"seconds_per_step", "timed_threads"}
+        outcome = run_command("reproduce", "graph", "--time", "--results", tmp_path / "none")
+        assert outcome.code == 0  # nothing is done there, so nothing is measured
+
     def test_a_preset_of_another_table(self, tmp_path: Path):
         outcome = reproduce(tmp_path, "--preset", "clipped")
         assert outcome.code == 1
@@ -245,7 +293,7 @@ class TestDifferences:
             ("c", 0): Values(elbo + torch.arange(50) % 2, None),
             ("b", 1): Values(elbo, nll),
         }
-        b, c = paired_differences(rows, first="a")  # seed 1 has no first row to be compared with
+        b, c = paired_differences(rows, {"a": "a", "b": "a", "c": "a"})  # seed 1 has no first row to be compared with
         assert (b["elbo"], b["elbo_standard_error"], b["nll"]) == (-0.5, 0.0, -0.25)
         assert c["elbo"] == pytest.approx(0.5)
         assert c["elbo_standard_error"] == pytest.approx(float((torch.arange(50) % 2.0).std()) / 50**0.5, abs=1e-6)

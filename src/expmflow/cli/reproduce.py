@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 import typer
 
 from expmflow._validation import expect, expect_one_of
 from expmflow.cli.console import Device, device_named, progress, result, say, speaks
+from expmflow.experiments.experiment import Experiment, Row
 from expmflow.experiments.registry import EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ def reproduce(
     ),
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
     device: Device = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Run nothing; measure again what a step takes of each row that is done.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the rows; run and write nothing.")] = False,
 ) -> None:
     """Run a table of the paper, row by row. A row that was cut is resumed; one that is done is not run again.
@@ -52,6 +58,9 @@ def reproduce(
     expect(not strange, f"--only to begin the name of a row ({known})", ", ".join(strange))
     rows = [row for row in table_rows if not only or any(row.name.startswith(name) for name in only)]
     path = table.results_file(results, preset)
+    if time:
+        _time_again(table, rows, preset, path, threads, device)
+        return
     done = {table.row_name(r) for r in table.load(path)}
     for row in rows:
         steps = table.steps(row, preset)
@@ -78,3 +87,16 @@ def reproduce(
         say(f"{row.name}: {table.summary(found)}")
     if not dry_run:
         say(f"The table is in {path.with_suffix('.md')}")
+
+
+def _time_again(
+    table: Experiment[Any], rows: Sequence[Row], preset: str, path: Path, threads: int | None, device: str
+) -> None:
+    """Rows may have been trained beside other work; the seconds of the table are those of a machine with none."""
+    found = {table.row_name(result): result for result in table.load(path)}
+    for row in rows:
+        if row.name in found:
+            seconds = table.step_time(row, preset, threads=threads, device=device)
+            found[row.name] |= {"seconds_per_step": round(seconds, 4), "timed_threads": torch.get_num_threads()}
+            say(f"{row.name}: {seconds:.3f} seconds a step")
+    table.save(path, list(found.values()), preset)

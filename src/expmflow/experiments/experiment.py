@@ -75,6 +75,10 @@ class Experiment(ABC, Generic[R]):
     def summary(self, result: Result) -> str:
         """A row's result in a few words."""
 
+    def step_time(self, row: R, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
+        """Seconds of a training step of the row, on this machine as it is now."""
+        raise ValueError(f"Expected a table whose rows say what a step takes; got {self.name}.")
+
     def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
         """What the results file says beside its rows."""
         return {}

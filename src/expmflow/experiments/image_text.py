@@ -26,10 +26,9 @@ def table_text(table: Mapping[str, Any], *, title: str, about: str, labels: Mapp
     )
     parts.append(markdown_table(HEADER, [*(_row(r, labels) for r in rows), *_over_seeds(rows, labels)]))
     if table.get("differences"):
-        first = labels.get(table["differences"][0]["minus"], table["differences"][0]["minus"])
-        header = ["model", "seed", "paper −ELBO", "ours", "paper NLL", "ours"]
+        header = ["model", "minus", "seed", "paper −ELBO", "ours", "paper NLL", "ours"]
         lines = [_difference(d, rows, labels) for d in table["differences"]]
-        parts.append(f"Differences from {first} on the same test images, below zero where the row is better:\n")
+        parts.append("Differences on the same test images, below zero where the model is better:\n")
         parts.append(markdown_table(header, lines))
     return "\n".join(parts)
 
@@ -54,8 +53,18 @@ def _test_words(rows: Sequence[Mapping[str, Any]]) -> str:
     weighed = sorted({(r["nll_images"], r["importance_samples"]) for r in rows if r["nll"] is not None})
     words = f" The −ELBO is that of {' or '.join(f'{n:,}' for n in images)} test images"
     words += "".join(f", the NLL that of the first {n:,}, by {k:,} importance samples each" for n, k in weighed)
-    threads = " or ".join(str(n) for n in sorted({r["threads"] for r in rows}))
-    return f"{words}. Seconds are those of training, with threads: {threads}."
+    return f"{words}. {_seconds_words(rows)}"
+
+
+def _seconds_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    threads, timed = ({r[key] for r in rows if key in r} for key in ("threads", "timed_threads"))
+    words = f"Seconds are those of training, with threads: {_either(threads)}"
+    beside = f"; beside other work. Those of a step were measured again without it, with threads: {_either(timed)}"
+    return words + (beside if timed else "") + "."
+
+
+def _either(values: set[Any]) -> str:
+    return " or ".join(str(value) for value in sorted(values))
 
 
 def _row(r: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
@@ -87,7 +96,7 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) ->
 
 def _difference(d: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[str]:
     papers = {r["model"]: r["paper"] for r in rows}
-    line = [labels[d["model"]], str(d["seed"])]
+    line = [labels[d["model"]], labels[d["minus"]], str(d["seed"])]
     for name in ("elbo", "nll"):
         theirs = [papers[model].get(name) for model in (d["model"], d["minus"])]
         known = None not in theirs

@@ -43,6 +43,7 @@ class Cell:
         name: of the row.
         model: its own settings of the model, in every preset.
         paper: −ELBO and NLL in bits per dimension, and the error bars of each where there are any.
+        against: the cell that differences are taken from; the first of the table if empty.
         weighed: whether there is an importance-weighted NLL; not where log-determinants are random estimates.
         matched: whether the row has as many parameters as the others.
         shared: the table in which the very same row is trained.
@@ -52,6 +53,7 @@ class Cell:
     name: str
     model: Mapping[str, Any]
     paper: Mapping[str, float] = field(default_factory=dict)
+    against: str = ""
     weighed: bool = True
     matched: bool = True
     shared: str | None = None
@@ -126,7 +128,7 @@ class ImageTable(Experiment[ImageRow]):
         name: of the table.
         title: its heading.
         about: what its rows have in common.
-        cells: its rows; differences are taken from the first.
+        cells: its rows.
         settings: its presets.
         weights: rows whose weights are left beside the table.
     """
@@ -234,8 +236,8 @@ class ImageTable(Experiment[ImageRow]):
             "command": self.command(row, preset),
         }
 
-    def step_time(self, row: ImageRow, preset: str, *, threads: int | None, device: str = "cpu") -> float:
-        """Seconds of a training step on this machine as it is now: the median of a few, at the very start."""
+    def step_time(self, row: ImageRow, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
+        """The median of a few steps at the very start."""
         config = row.config(preset, threads)
         short = {"steps": WARM_STEPS + TIMED_STEPS, "log_every": 1, "validation_rows": 1, "checkpoint_every": 10**6}
         config = config.model_copy(update={"train": config.train.model_copy(update=short)})
@@ -246,10 +248,11 @@ class ImageTable(Experiment[ImageRow]):
         return median(times[WARM_STEPS:])
 
     def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
-        """Differences between rows on the same test images, all against the first cell with the same seed."""
+        """Differences between rows of the same seed on the same test images."""
         names = [(r["model"], r["seed"]) for r in found]
         values = {(model, seed): Values.load(folder, f"{model}-{seed}") for model, seed in names}
-        return {"differences": paired_differences(values, first=self.cells[0].name)}
+        against = {cell.name: cell.against or self.cells[0].name for cell in self.cells}
+        return {"differences": paired_differences(values, against)}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:
         labels = {cell.name: cell.label or cell.name for cell in self.cells}

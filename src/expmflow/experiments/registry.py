@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from expmflow.experiments.ablation import ABLATION
 from expmflow.experiments.experiment import Experiment
 from expmflow.experiments.graph import GraphTable
 from expmflow.experiments.mixing import MIXING
+from expmflow.experiments.residual import RESIDUAL
 
-TABLES: tuple[Experiment[Any], ...] = (GraphTable(), MIXING)
+TABLES: tuple[Experiment[Any], ...] = (MIXING, RESIDUAL, ABLATION, GraphTable())
 EXPERIMENTS = {table.name: table for table in TABLES}

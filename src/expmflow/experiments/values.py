@@ -69,17 +69,21 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     return round(float(values.mean()), 6), round(error, 6)
 
 
-def paired_differences(values: Mapping[tuple[str, int], Values], first: str) -> list[dict[str, Any]]:
-    """Each row minus the row `first` of the same seed, image by image: the mean and its standard error.
+def paired_differences(values: Mapping[tuple[str, int], Values], against: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Each row minus another of the same seed, image by image: the mean and its standard error.
 
     Images differ far more than rows do; on the same images that cancels.
+
+    Args:
+        values: by model and seed.
+        against: of each model the one that is subtracted; of itself, none.
     """
     found = []
     for (model, seed), row in values.items():
-        reference = values.get((first, seed))
-        if model == first or reference is None:
+        reference = values.get((against[model], seed))
+        if model == against[model] or reference is None:
             continue
-        difference: dict[str, Any] = {"model": model, "minus": first, "seed": seed}
+        difference: dict[str, Any] = {"model": model, "minus": against[model], "seed": seed}
         for name, ours, theirs in (("elbo", row.elbo, reference.elbo), ("nll", row.nll, reference.nll)):
             if ours is not None and theirs is not None:
                 count = min(len(ours), len(theirs))
