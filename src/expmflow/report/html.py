@@ -50,8 +50,8 @@ def _pictures(summary: Summary) -> list[dict[str, str]]:
         summary.samples, summary.data, summary.layout, columns=summary.columns, density=summary.density
     )
     if (latents := summary.latents) is not None:
-        seen = (part.cpu() for part in (latents.rows, latents.reconstructions, latents.path))
-        pictures = [*pictures, *summary.kind.reconstructions(*seen, summary.layout)]
+        rows, expected, path = (part.cpu() for part in (latents.rows, latents.reconstructions, latents.path))
+        pictures = [*pictures, *summary.kind.reconstructions(rows, expected, path, summary.layout)]
     return [
         {
             "alt": f"{picture.caption or 'The data beside samples'} of {summary.name}",
