@@ -7,7 +7,7 @@ import itertools
 import torch
 
 import expmflow as ef
-from operator_registry import Cases, parameter
+from operator_registry import Cases, draw, parameter
 
 CASES = Cases()
 
@@ -56,3 +56,27 @@ convolution("conv1d-3-large", "reflect", (1, 60), (3,), (1,), 1)
 @CASES.add("conv2d-edge-filter")
 def _(dtype: torch.dtype):
     return ef.ConvOperator(torch.tensor([[[[0.6, 0.0, -0.6]]]], dtype=dtype, requires_grad=True)), (1, 3, 5)
+
+
+# entries of one sign, or of signs that take turns: their roundings do not average out
+_PATTERNS = {
+    "constant": lambda shape: torch.ones(shape),
+    "positive": lambda shape: draw("positive", *shape, dtype=torch.float32).abs(),
+    "alternating": lambda shape: (1.0 - 2 * (torch.arange(torch.Size(shape).numel()) % 2)).reshape(shape),
+}
+
+
+def patterned(name: str, padding: str) -> None:
+    def make(dtype: torch.dtype):
+        entries = _PATTERNS[name]((12, 12, 3, 3)).to(dtype)
+        return ef.ConvOperator((0.9 * entries / entries.abs().sum((1, 2, 3)).amax()).requires_grad_(), padding), (
+            12,
+            2,
+            2,
+        )
+
+    CASES.add(f"conv2d-{name}-{padding}")(make)
+
+
+for _name, _padding in itertools.product(_PATTERNS, ("zeros", "circular")):
+    patterned(_name, _padding)

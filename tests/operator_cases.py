@@ -48,6 +48,22 @@ def _(dtype: torch.dtype):
     return ef.DenseOperator(parameter("dense-batched", 3, 4, 4, dtype=dtype, size=0.4)), (4,)
 
 
+@CASES.add("dense-constant")
+def _(dtype: torch.dtype):
+    return ef.DenseOperator(torch.full((30, 30), 1 / 33, dtype=dtype, requires_grad=True)), (30,)
+
+
+@CASES.add("dense-positive")
+def _(dtype: torch.dtype):
+    return ef.DenseOperator((0.05 * draw("dense-positive", 30, 30, dtype=dtype).abs()).requires_grad_()), (30,)
+
+
+@CASES.add("dense-alternating")
+def _(dtype: torch.dtype):
+    signs = 1.0 - 2 * (torch.arange(30, dtype=dtype) % 2)
+    return ef.DenseOperator((torch.outer(signs, signs) / 33).requires_grad_()), (30,)
+
+
 # --- functions --------------------------------------------------------------------------------------------------------
 
 

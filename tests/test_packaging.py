@@ -91,7 +91,7 @@ def test_installed_wheel_works_from_another_folder(elsewhere: Path, project: dic
 
 
 def test_demo_runs_from_the_installed_wheel(elsewhere: Path, tmp_path: Path):
-    assert "certified" in _run(str(elsewhere), "-m", "expmflow.experiments.feature_maps", "--out", "here", cwd=tmp_path)
+    assert "proven" in _run(str(elsewhere), "-m", "expmflow.experiments.feature_maps", "--out", "here", cwd=tmp_path)
     assert (tmp_path / "here" / "terms.png").is_file()
 
 

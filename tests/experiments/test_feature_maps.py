@@ -12,8 +12,8 @@ from expmflow.experiments import feature_maps
 
 def test_errors_stay_within_their_certificates():
     outcome = feature_maps.run(feature_maps.draw_cat())
-    assert 0 < outcome.measured <= outcome.certified < 1e-5
-    assert 0 < outcome.round_trip_measured <= outcome.round_trip_certified < 1e-5
+    assert 0 < outcome.measured <= outcome.proven < 1e-5
+    assert 0 < outcome.round_trip_measured <= outcome.round_trip_proven < 1e-5
     assert not torch.allclose(outcome.z, outcome.x, atol=0.1)  # the exponential did something
 
 
@@ -55,7 +55,7 @@ def test_picture_refuses_sizes_without_a_cat(size):
 def test_main_prints_the_errors_and_writes_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert feature_maps.main(["--out", str(tmp_path / "new" / "folder")]) == 0
     printed = capsys.readouterr().out
-    assert "certified" in printed
+    assert "proven" in printed
     assert "measured" in printed
     written = list(tmp_path.rglob("*.*"))
     assert [path.name for path in written] == ["terms.png"]

@@ -51,7 +51,7 @@ def test_one_run_has_its_pictures_and_tables(run: Path):
     results = {row[0]: row[1] for row in page.tables["results"][1:]}
     assert results["parameters"].replace(",", "") == str(count_parameters(ef.load(run)))
     assert float(results["round-trip error, relative"]) < 1e-4
-    assert float(results["largest certified truncation error"]) <= 1e-6
+    assert float(results["largest truncation error, proven"]) <= 1e-6
     assert len(page.tables["certificates"]) == 1 + 1  # a head, and one exponential in one block
     assert ["train.steps", "6"] in page.tables["config"]
     assert {row[0] for row in page.tables["timings"][1:]} >= {"training, per step", "sample, per row"}
@@ -117,6 +117,7 @@ def test_certificates_bound_the_true_norm(trained: Trained):
     columns = ef.expm_apply(ef.DenseOperator(weight.float()), torch.eye(2), terms=found.plan).double()
     error = (columns - torch.linalg.matrix_exp(weight).T).norm(dim=1).max()
     assert 0 < error <= found.plan.error_bound * math.exp(max(found.log_norm, 0))
+    assert found.plan.truncation_bound <= found.plan.error_bound <= found.plan.proven_bound < 1e-4
 
 
 def test_density_is_the_model_and_has_most_of_its_mass_in_view(trained: Trained):

@@ -1,6 +1,7 @@
 """What is done with an operator: exponentials, norms, fixed points."""
 
-from expmflow.numerics.heat import heat_kernel
+from expmflow.numerics.certificate import certify
+from expmflow.numerics.heat import certify_heat, heat_kernel
 from expmflow.numerics.norms import power_iteration
 from expmflow.numerics.plan import SeriesPlan, plan_series
 from expmflow.numerics.series import expm_apply
@@ -10,6 +11,8 @@ __all__ = [
     "ConvergenceError",
     "SeriesPlan",
     "Solution",
+    "certify",
+    "certify_heat",
     "expm_apply",
     "fixed_point",
     "heat_kernel",

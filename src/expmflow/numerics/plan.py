@@ -1,26 +1,30 @@
-"""How many steps and terms the exponential series needs: a plan with a certificate.
+"""How many steps and terms the exponential series needs: a plan, what is proven of its error, and what is expected.
 
-exp(A) = exp(A/s)^s, each factor by T terms of its series. With ‖A‖ ≤ ρ and ‖exp(tA)‖ ≤ e^{tμ}, μ ≥ 0:
+exp(A) = exp(A/s)^s, each factor by T terms of its series. With ‖A‖ ≤ ρ and ‖exp(tA)‖ ≤ e^{tμ}, μ ≥ 0, relative to the
+growth e^μ that the result itself may have:
 
-- Truncation. One step leaves out R = Σ_{i>T} (ρ/s)^i / i!. Through all steps this grows to at most
-  s R (1 + R)^{s-1} e^{μ(s-1)/s}: a proof, relative to the growth e^μ that the result itself may have.
-- Rounding. Each of the s·T products and sums rounds by a relative u, on terms that are up to e^{ρ/s} times larger than
-  what remains of them. Independent roundings add up like their square root (Higham and Mary, 2019), which gives
-  1.5 u √(sT) e^{ρ/s}: an estimate, not a proof; the factor is twice what was ever measured, and the tests hold it
-  against general, skew and contractive operators.
+- Truncation, proven. One step leaves out R = Σ_{i>T} (ρ/s)^i / i!. Through all steps this grows to at most
+  s R (1 + R)^{s-1} e^{-μ/s}.
+- Rounding, proven. An entry of A x that adds up n numbers is off by at most γ |A||x|, γ ≈ n u, so with ‖|A|‖ ≤ α one
+  step is off by at most ε = (γ α/s + γ_T) e^{ρ/s + γα/s}, and all of them by s ε (1 + R + ε)^{s-1} e^{-μ/s} (Higham,
+  2002, section 3; underflow apart). This is what numbers of one sign can do, where all roundings fall to one side.
+- Rounding, expected. Independent roundings add up like their square root (Higham and Mary, 2019), which gives
+  1.5 u √(sT) e^{ρ/s}: an estimate; the factor is twice what was ever measured with random numbers.
+
+The expected error chooses the plan, for the proven one is pessimistic by orders of magnitude wherever signs are mixed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from expmflow._validation import expect, expect_type
+from expmflow._validation import expect, expect_count, expect_type
 
 _ROUNDINGS_PER_PRODUCT = 1.5
 _DEFAULT_TOL = {torch.float64: 1e-14, torch.float32: 1e-6}
@@ -32,11 +36,28 @@ _STEP_SIZES = tuple(32.0 * 0.985**i for i in range(480))
 
 @dataclass(frozen=True)
 class SeriesPlan:
-    """`steps` times `terms` products, and a bound of the error relative to e^{max(μ, 0)} ‖x‖."""
+    """`steps` times `terms` products, and their error relative to e^{max(μ, 0)} ‖x‖: what is proven, what is expected.
+
+    Attributes:
+        steps: s.
+        terms: T.
+        error_bound: the error to expect, `truncation_bound + expected_rounding`.
+        truncation_bound: proven, of what the series leaves out.
+        rounding_bound: proven, of rounding at its worst; infinite where nobody said how long the operator's sums are.
+        expected_rounding: of rounding, where not all of it falls to one side.
+    """
 
     steps: int
     terms: int
     error_bound: float
+    truncation_bound: float = math.nan
+    rounding_bound: float = math.inf
+    expected_rounding: float = math.nan
+
+    @property
+    def proven_bound(self) -> float:
+        """A bound of the whole error for any data, `truncation_bound + rounding_bound`."""
+        return self.truncation_bound + self.rounding_bound
 
     @property
     def products(self) -> int:
@@ -55,10 +76,13 @@ def plan_series(
     dtype: torch.dtype = torch.float32,
     *,
     log_norm: float | Tensor = 0.0,
+    sum_length: int | None = None,
+    absolute_norm: float | Tensor | None = None,
 ) -> SeriesPlan:
-    """The plan with the fewest products whose truncation and rounding both stay within `tol`.
+    """The plan with the fewest products whose truncation and expected rounding together stay within `tol`.
 
-    The error it certifies is relative to e^{max(μ, 0)} ‖x‖, μ being any bound of the operator's log-norm.
+    Errors are relative to e^{max(μ, 0)} ‖x‖, μ being any bound of the operator's log-norm. `certify` asks an operator
+    for all that is needed here.
 
     Args:
         norm: an upper bound of ‖A‖ (`op.norm_bound(event_shape)`).
@@ -66,17 +90,74 @@ def plan_series(
             until it can; `error_bound` says what is kept.
         dtype: the arithmetic that the series runs in.
         log_norm: an upper bound of λmax((A + Aᵀ)/2) if known: growth makes the same error relatively smaller.
+        sum_length: how many numbers an entry of A x adds up (`op.sum_length(event_shape)`), without which nothing is
+            proven of rounding.
+        absolute_norm: an upper bound of ‖|A|‖ (`op.absolute_norm_bound(event_shape)`); √sum_length · norm if not given,
+            which holds where no column of A has more entries than a row.
 
     Example:
         >>> plan_series(0.9, tol=1e-6)
         SeriesPlan(steps=1, terms=9, error_bound=...)
+        >>> plan = plan_series(0.9, tol=1e-6, sum_length=27)
+        >>> plan.truncation_bound < plan.error_bound < plan.proven_bound < 1e-4
+        True
     """
     rho, mu = float(norm), max(float(log_norm), 0.0)
     expect(math.isfinite(rho) and rho >= 0, "a finite norm of at least 0", rho)
     expect(math.isfinite(mu), "a finite log-norm", mu)
     expect_type(dtype.is_floating_point, "a real floating-point dtype", dtype)
     check_tol(tol)
-    return _plan(rho, default_tol(dtype) if tol is None else float(tol), torch.finfo(dtype).eps / 2, min(mu, rho))
+    unit = torch.finfo(dtype).eps / 2
+    plan = _plan(rho, default_tol(dtype) if tol is None else float(tol), unit, min(mu, rho))
+    if sum_length is None:
+        return plan
+    expect_count(sum_length, "sum_length", at_least=0)
+    absolute = math.sqrt(sum_length) * rho if absolute_norm is None else float(absolute_norm)
+    return with_rounding(plan, proven_rounding(rho, plan, unit, min(mu, rho), sum_length, absolute))
+
+
+def with_rounding(plan: SeriesPlan, bound: float) -> SeriesPlan:
+    """The plan with what is proven of its rounding, than which no more is expected."""
+    expected = min(plan.expected_rounding, bound)
+    error = plan.truncation_bound + expected
+    return replace(plan, error_bound=error, rounding_bound=bound, expected_rounding=expected)
+
+
+def fixed_plan(norm: float, terms: int, dtype: torch.dtype, log_norm: float = 0.0) -> SeriesPlan:
+    """The plan of the paper's series, cut after `terms`, and its error."""
+    return _with_errors(norm, 1, terms, torch.finfo(dtype).eps / 2, min(max(log_norm, 0.0), norm))
+
+
+def proven_rounding(
+    norm: float,
+    plan: SeriesPlan,
+    unit: float,
+    log_norm: float,
+    sum_length: int,
+    absolute_norm: float,
+    *,
+    collapses: bool = False,
+) -> float:
+    """The worst that rounding can do, as the module's docstring derives it.
+
+    Six roundings more than its sum has numbers are those of an entry of t·A/(s·i). A series that may be added up as one
+    matrix first is, in absolute values, Σ |A|^i / i!, through as many sums and one more.
+    """
+    steps, terms, size = plan.steps, plan.terms, absolute_norm / plan.steps
+    product, sums = gamma(sum_length + 6, unit), gamma(terms, unit)
+    off = (product * size + sums) * _exp(norm / steps + product * size)
+    if collapses and steps == 1:
+        off = max(off, (product * size + gamma(sum_length + 4 * terms, unit)) * _exp(size + product * size))
+    if not math.isfinite(off):
+        return math.inf
+    damped = _exp(-log_norm / steps)
+    left_out = _exp(log_remainder(norm / steps, terms))
+    return steps * off * damped * _exp((steps - 1) * math.log1p((left_out + off) * damped))
+
+
+def gamma(roundings: int, unit: float) -> float:
+    """γ_n = n u / (1 − n u), which bounds (1 + u)^n − 1."""
+    return roundings * unit / (1 - roundings * unit) if roundings * unit < 1 else math.inf
 
 
 def check_tol(tol: float | None) -> None:
@@ -97,12 +178,20 @@ def log_remainder(size: float, terms: int) -> float:
 
 
 def series_error(norm: float, steps: int, terms: int, unit: float, log_norm: float = 0.0) -> float:
-    """The error bound of a given plan, as the module's docstring derives it; `unit` is the unit roundoff."""
+    """The error to expect of a given plan; `unit` is the unit roundoff."""
+    return _truncation(norm, steps, terms, log_norm) + _rounding(norm, steps, terms, unit, log_norm)
+
+
+def _truncation(norm: float, steps: int, terms: int, log_norm: float) -> float:
     left_out = _exp(log_remainder(norm / steps, terms))
     if left_out >= 1:
         return math.inf
-    truncation = steps * left_out * _exp((steps - 1) * math.log1p(left_out) - log_norm / steps)
-    return truncation + _rounding(norm, steps, terms, unit, log_norm)
+    return steps * left_out * _exp((steps - 1) * math.log1p(left_out) - log_norm / steps)
+
+
+def _with_errors(norm: float, steps: int, terms: int, unit: float, log_norm: float) -> SeriesPlan:
+    truncation, rounding = _truncation(norm, steps, terms, log_norm), _rounding(norm, steps, terms, unit, log_norm)
+    return SeriesPlan(steps, terms, truncation + rounding, truncation, expected_rounding=rounding)
 
 
 def _rounding(norm: float, steps: int, terms: int, unit: float, log_norm: float) -> float:
@@ -130,9 +219,8 @@ def _plan(norm: float, tol: float, unit: float, log_norm: float) -> SeriesPlan:
             for terms in range(1, most + 1):
                 if _rounding(norm, steps, terms, unit, log_norm) > tol:
                     break  # and more terms round more
-                error = series_error(norm, steps, terms, unit, log_norm)
-                if error <= tol:
-                    best = SeriesPlan(steps, terms, error)
+                if series_error(norm, steps, terms, unit, log_norm) <= tol:
+                    best = _with_errors(norm, steps, terms, unit, log_norm)
                     break
         if best is not None:
             return best

@@ -32,8 +32,9 @@ def expm_apply(
 ) -> Tensor:
     """exp(t·A) x for an operator A that need only be applied, never stored; exp(−t·A) inverts it.
 
-    With `tol` the error is at most tol · e^{max(μ, 0)} · ‖x‖, μ the log-norm bound of t·A: the number of products
-    follows from the norm bound. With `terms` it is the paper's series, cut after that many terms.
+    With `tol` the error is expected to be at most tol · e^{max(μ, 0)} · ‖x‖, μ the log-norm bound of t·A: the number of
+    products follows from the norm bound. Of truncation that is proven; rounding can do more to numbers of one sign, and
+    `certify` says how much at worst. With `terms` it is the paper's series, cut after that many terms.
 
     Args:
         op: the operator A.
@@ -85,35 +86,34 @@ def apply_at(
         z = apply_graph_series(scaled, x, tol, keep=gradient == "autograd")
         if z is not None:
             return z
-    plan = _plan_for(op, t, x, tol, terms)
+    if isinstance(terms, SeriesPlan):
+        plan = terms
+    elif terms is not None:
+        plan = SeriesPlan(1, terms, math.nan)
+    else:
+        plan = plan_for(op, t, x.shape[1:], x.dtype, tol)
     recorded = gradient == "autograd" or not torch.is_grad_enabled() or transformed(x, *op.parameters)
     run = apply_recording if recorded else apply_recomputing
     return run(scaled, scaled.layout(x), plan)
 
 
-def _plan_for(
-    op: LinearOperator,
-    t: float | Tensor,
-    x: Tensor,
-    tol: float | None,
-    terms: int | SeriesPlan | None,
+def plan_for(
+    op: LinearOperator, t: float | Tensor, event_shape: Sequence[int], dtype: torch.dtype, tol: float | None
 ) -> SeriesPlan:
     """The plan for t·A. What is known of A is kept, so its bounds are asked for, where those of t·A follow."""
-    if isinstance(terms, SeriesPlan):
-        return terms
-    if terms is not None:
-        return SeriesPlan(1, terms, math.nan)
-    event_shape = x.shape[1:]
     factor = torch.as_tensor(t, dtype=torch.float64).detach()
-    norm, asked = op.norm_bound(event_shape) * factor.abs(), default_tol(x.dtype) if tol is None else tol
-    plan = plan_series(norm, tol, x.dtype)
+    norm, asked = op.norm_bound(event_shape) * factor.abs(), default_tol(dtype) if tol is None else tol
+    plan = plan_series(norm, tol, dtype)
     if plan.steps == 1 and plan.error_bound <= asked:  # knowing the growth would save a term, and costs like the norm
         return plan
-    if factor >= 0:
-        grows = op.log_norm_bound(event_shape)
-    else:
-        grows = op.remember("log_norm of −A", event_shape, lambda shape: (-op).log_norm_bound(shape))
-    return plan_series(norm, tol, x.dtype, log_norm=grows * factor.abs())
+    return plan_series(norm, tol, dtype, log_norm=log_norm_at(op, factor, event_shape))
+
+
+def log_norm_at(op: LinearOperator, t: Tensor, event_shape: Sequence[int]) -> Tensor:
+    """The log-norm bound of t·A."""
+    if t >= 0:
+        return op.log_norm_bound(event_shape) * t
+    return op.remember("log_norm of −A", event_shape, lambda shape: (-op).log_norm_bound(shape)) * t.abs()
 
 
 def _at_times(
@@ -140,12 +140,12 @@ def _at_times(
         if not ahead:
             continue
         last = values[ahead[-1]]
-        share = half / min(len(ahead), 1.5 * _plan_for(op, last, x, half, None).products)
+        share = half / min(len(ahead), 1.5 * plan_for(op, last, x.shape[1:], x.dtype, half).products)
         straight = _products_from_zero(op, x, last, share)
         value, now, spent = x, torch.zeros((), dtype=x.dtype, device=x.device), 0
         for k in ahead:
             step = times[k] - now
-            spent += _plan_for(op, step, x, share, None).products
+            spent += plan_for(op, step, x.shape[1:], x.dtype, share).products
             if spent > 1.5 * (direct := straight(values[k] / last)):
                 value, step, spent, within = x, times[k], direct, half
             else:
@@ -160,7 +160,7 @@ def _products_from_zero(op: LinearOperator, x: Tensor, last: float, tol: float) 
 
     @cache
     def products(sixteenths: int) -> int:
-        plan = _plan_for(op, last * sixteenths / 16, x, tol, None)
+        plan = plan_for(op, last * sixteenths / 16, x.shape[1:], x.dtype, tol)
         return max(plan.products, products(sixteenths - 1)) if sixteenths > 1 else plan.products
 
     return lambda share: products(math.ceil(16 * share))

@@ -46,6 +46,14 @@ class Adjacency(ABC):
         """Whether Â = Âᵀ; a symmetric Â has its spectrum in [−1, 1]."""
 
     @abstractmethod
+    def sum_length(self) -> int:
+        """How many numbers an entry of Â x adds up, one after another."""
+
+    def adjoint_sum_length(self) -> int:
+        """The same of Âᵀ."""
+        return self.sum_length()
+
+    @abstractmethod
     def norm_bound(self) -> Tensor:
         """√(‖Â‖₁ ‖Â‖∞) ≥ ‖Â‖₂, for any Â."""
 
@@ -77,6 +85,9 @@ class DenseAdjacency(Adjacency):
 
     def is_symmetric(self) -> bool:
         return torch.equal(self.values, self.values.mT)
+
+    def sum_length(self) -> int:
+        return self.num_nodes
 
     def norm_bound(self) -> Tensor:
         entries = self.values.double().abs()
@@ -137,6 +148,12 @@ class SparseAdjacency(Adjacency):
         if self._symmetric is None or self._symmetric[1] != version:
             self._symmetric = self.pattern.row_sums(self.values)[1], version
         return self._symmetric[0]
+
+    def sum_length(self) -> int:
+        return self.pattern.depth
+
+    def adjoint_sum_length(self) -> int:
+        return self.pattern.transposed.depth
 
     def norm_bound(self) -> Tensor:
         entries, zero = self.values.double().abs(), self.values.new_zeros(self.num_nodes, dtype=torch.float64)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -106,6 +107,24 @@ class LinearOperator(ABC):
         """
         return self.dense(event_shape).diagonal(dim1=-2, dim2=-1).sum(-1)
 
+    collapses: ClassVar[bool] = False
+    """Whether `collapsed` may answer."""
+
+    def sum_length(self, event_shape: Sequence[int]) -> int | None:
+        """How many numbers n one entry of A x adds up, one after another; None if nobody knows.
+
+        It bounds the roundings on the way to an entry: what is computed is off by at most γ_n |A||x|, γ_n ≈ n u.
+        """
+        return None
+
+    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
+        """The same of Aᵀ."""
+        return self.sum_length(event_shape)
+
+    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        """No norm of |A| is above Frobenius' norm, which is that of A."""
+        return self.norm_bound(event_shape) * math.sqrt(math.prod(event_shape))
+
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         raise ValueError(f"Expected a norm bound for {type(self).__name__}; got none: declare one, or pass terms=.")
 
@@ -134,6 +153,11 @@ class LinearOperator(ABC):
     def log_norm_bound(self, event_shape: Sequence[int]) -> Tensor:
         """An upper bound of λmax((A + Aᵀ)/2), so that ‖exp(tA)‖ ≤ exp(tμ) for t ≥ 0 (float64 scalar; kept)."""
         return self.remember("log_norm", event_shape, self._log_norm_bound)
+
+    @final
+    def absolute_norm_bound(self, event_shape: Sequence[int]) -> Tensor:
+        """An upper bound of ‖|A|‖, the norm of the absolute values, which roundings are relative to (float64; kept)."""
+        return self.remember("absolute norm", event_shape, self._absolute_norm_bound) * _ROUNDING_OF_BOUNDS
 
     def dense(self, event_shape: Sequence[int]) -> Tensor:
         """The matrix of A, `(d, d)` or `(batch, d, d)` with d the event's size: for tests and small events."""
@@ -273,6 +297,15 @@ class Adjoint(LinearOperator):
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         return self.inner.trace(event_shape)
 
+    def sum_length(self, event_shape: Sequence[int]) -> int | None:
+        return self.inner.adjoint_sum_length(event_shape)
+
+    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
+        return self.inner.sum_length(event_shape)
+
+    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.inner.absolute_norm_bound(event_shape)
+
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         return self.inner.norm_bound(event_shape)
 
@@ -342,6 +375,15 @@ class Scaled(LinearOperator):
 
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         return self.inner.trace(event_shape) * self.factor
+
+    def sum_length(self, event_shape: Sequence[int]) -> int | None:
+        return _one_more(self.inner.sum_length(event_shape))
+
+    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
+        return _one_more(self.inner.adjoint_sum_length(event_shape))
+
+    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.inner.absolute_norm_bound(event_shape) * abs(self._factor())
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         return self.inner.norm_bound(event_shape) * abs(self._factor())
@@ -418,8 +460,23 @@ class Sum(LinearOperator):
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         return self.first.trace(event_shape) + self.second.trace(event_shape)
 
+    def sum_length(self, event_shape: Sequence[int]) -> int | None:
+        return _one_more(self.first.sum_length(event_shape), self.second.sum_length(event_shape))
+
+    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
+        return _one_more(self.first.adjoint_sum_length(event_shape), self.second.adjoint_sum_length(event_shape))
+
+    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return self.first.absolute_norm_bound(event_shape) + self.second.absolute_norm_bound(event_shape)
+
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         return self.first.norm_bound(event_shape) + self.second.norm_bound(event_shape)
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         return self.first.log_norm_bound(event_shape) + self.second.log_norm_bound(event_shape)
+
+
+def _one_more(*lengths: int | None) -> int | None:
+    """The longest of these sums, with one rounding more; None if one of them is not known."""
+    known = [length for length in lengths if length is not None]
+    return max(known) + 1 if len(known) == len(lengths) else None

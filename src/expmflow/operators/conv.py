@@ -171,6 +171,23 @@ class ConvOperator(LinearOperator):
         reached = [math.prod(tap) for tap in itertools.product(*counts)]
         return (taps.flatten() * taps.new_tensor(reached)).sum()
 
+    def sum_length(self, event_shape: Sequence[int]) -> int:
+        """Taps times the channels of a group, as sums are added up tap by tap."""
+        return self.kernel[0].numel()
+
+    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int:
+        folded = 2 * self._dims if self.padding == "reflect" else 0
+        return self.sum_length(event_shape) + folded
+
+    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        """Of a kernel without negative entries no frequency is above that of constants."""
+        taps = self._folded_kernel(event_shape[1:]).double().abs().flatten(2).sum(-1)
+        mixing = torch.linalg.matrix_norm(taps.unflatten(0, (self.groups, -1)), ord=2).amax()
+        return mixing * (math.sqrt(2) ** self._reflected_axes())
+
+    def _reflected_axes(self) -> int:
+        return sum(margin > 0 for margin in self._margins) if self.padding == "reflect" else 0
+
     def _symbol(self, event_shape: tuple[int, ...]) -> tuple[Tensor, float]:
         sizes = event_shape[1:]
         points, spacing, slack = spectrum.torus_sizes(sizes, self.kernel.shape[2:], self.dilation, self.padding)
@@ -178,9 +195,7 @@ class ConvOperator(LinearOperator):
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         symbol, slack = self._symbol(event_shape)
-        if self.padding == "reflect":
-            slack *= math.sqrt(2) ** sum(margin > 0 for margin in self._margins)
-        return spectrum.largest_singular_value(symbol) * slack
+        return spectrum.largest_singular_value(symbol) * slack * math.sqrt(2) ** self._reflected_axes()
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         if self.padding == "reflect":  # its transpose is no convolution

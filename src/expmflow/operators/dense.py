@@ -65,6 +65,14 @@ class DenseOperator(LinearOperator):
         size = self.matrix.shape[-1]
         expect(event_shape == (size,), f"vectors of shape (batch, {size})", f"events of shape {event_shape}")
 
+    collapses = True
+
+    def sum_length(self, event_shape: Sequence[int]) -> int:
+        return int(self.matrix.shape[-1])
+
+    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        return DenseOperator(self.matrix.abs(), validate=False)._norm_bound(event_shape)
+
     def collapsed(self, steps: int, terms: int, batch: int) -> DenseOperator | None:
         """Σ M^i / i! by blocks of powers (Paterson and Stockmeyer, 1973): about 2√T products instead of T.
 

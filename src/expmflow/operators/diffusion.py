@@ -68,6 +68,9 @@ class Diffusion(LinearOperator):
         values = self.pattern.values_vjp(x, y)
         return (values,) if self.diagonal is None else (values, torch.linalg.vecdot(x, y))
 
+    def sum_length(self, event_shape: Sequence[int]) -> int:
+        return self.pattern.depth + 1
+
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         fits = len(event_shape) == 1
         expect(fits, f"columns of {self.pattern.size} nodes", f"events of shape {event_shape}")

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from expmflow._validation import expect, expect_finite, expect_tensor, expect_type
+from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
 from expmflow.operators.base import LinearOperator
 
 Known = float | Tensor | Callable[[tuple[int, ...]], float | Tensor]
@@ -29,6 +29,8 @@ class FunctionOperator(LinearOperator):
         trace: tr A, as a number, a tensor, or a function of the event shape; found by d products if not given.
         norm_bound: an upper bound of ‖A‖, likewise; without it `expm_apply` needs `terms`.
         log_norm_bound: an upper bound of λmax((A + Aᵀ)/2), likewise; the norm bound if not given.
+        sum_length: how many roundings there are on the way to an entry of fn(x), such as the numbers that it adds up;
+            without it nothing is proven of rounding.
 
     Example:
         >>> shift = FunctionOperator(lambda x: x.roll(1, dims=-1), norm_bound=1.0, trace=0.0)
@@ -44,6 +46,7 @@ class FunctionOperator(LinearOperator):
         trace: Known | None = None,
         norm_bound: Known | None = None,
         log_norm_bound: Known | None = None,
+        sum_length: int | None = None,
     ) -> None:
         super().__init__()
         expect_type(callable(fn), "a callable", type(fn).__name__)
@@ -55,7 +58,10 @@ class FunctionOperator(LinearOperator):
                 expect(bound == bound, f"{name} to be a number", bound)
         if isinstance(norm_bound, int | float):
             expect(norm_bound >= 0, "norm_bound of at least 0", norm_bound)
+        if sum_length is not None:
+            expect_count(sum_length, "sum_length", at_least=0)
         self.fn = fn
+        self._sum_length = sum_length
         self._parameters = tuple(parameters)
         self._trace = trace
         self._norm = norm_bound
@@ -124,6 +130,12 @@ class FunctionOperator(LinearOperator):
         if isinstance(value, Tensor):
             return value
         return torch.tensor(value, dtype=self._parameters[0].dtype if self._parameters else torch.float64)
+
+    def sum_length(self, event_shape: Sequence[int]) -> int | None:
+        return self._sum_length
+
+    def adjoint_sum_length(self, event_shape: Sequence[int]) -> None:
+        return None  # autograd goes its own way
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         return super()._norm_bound(event_shape) if self._norm is None else _value(self._norm, event_shape)

@@ -156,6 +156,18 @@ class GraphConvOperator(LinearOperator):
         nodes = self._event(event_shape)[0] if self.mask is None else self.mask.sum(-1)
         return nodes * _trace(self.theta0) + self.graph.trace() * _trace(self.theta1)
 
+    def sum_length(self, event_shape: Sequence[int]) -> int:
+        """The features, then the neighbours, of which many are added up in blocks; and the sum of both parts."""
+        return int(self.theta0.shape[-1]) + self.graph.sum_length() + 1
+
+    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int:
+        return int(self.theta0.shape[-1]) + self.graph.adjoint_sum_length() + 1
+
+    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
+        theta0, theta1 = self.theta0.double().abs(), self.theta1.double().abs()
+        reach = self.radius if self.graph.is_symmetric() else self.graph.norm_bound()
+        return _norm(theta0) + reach * _norm(theta1)
+
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():

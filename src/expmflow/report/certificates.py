@@ -1,4 +1,4 @@
-"""What is certain of the exponentials inside a model: norms, and truncation errors."""
+"""What is proven, and what is expected, of the exponentials inside a model: norms and errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from expmflow.distributions import Density
 from expmflow.nn.graph import complete_graph
-from expmflow.numerics import SeriesPlan, plan_series
-from expmflow.numerics.plan import series_error
+from expmflow.numerics import SeriesPlan, certify
 from expmflow.operators import LinearOperator
 from expmflow.transforms.base import Transform, layer_name, watching
 from expmflow.transforms.exponential import Exponential, GraphConvExp
@@ -18,7 +17,7 @@ from expmflow.transforms.exponential import Exponential, GraphConvExp
 
 @dataclass(frozen=True)
 class Certificate:
-    """One exponential layer: the norm of its operator, the plan for it, and the error that the plan keeps."""
+    """One exponential layer: the norm of its operator, and the plan for it with its errors, proven and expected."""
 
     name: str
     kind: str
@@ -54,10 +53,6 @@ def _operator(layer: Exponential, shape: tuple[int, ...]) -> LinearOperator:
 
 
 def _certificate(name: str, layer: Exponential, op: LinearOperator, shape: tuple[int, ...]) -> Certificate:
-    dtype = next(layer.parameters()).dtype
     norm, log_norm = float(op.norm_bound(shape)), float(op.log_norm_bound(shape))
-    plan = plan_series(norm, layer.tol, dtype, log_norm=log_norm)
-    if layer.terms is not None:
-        error = series_error(norm, 1, layer.terms, torch.finfo(dtype).eps / 2, max(log_norm, 0.0))
-        plan = SeriesPlan(1, layer.terms, error)
+    plan = certify(op, shape, tol=layer.tol, terms=layer.terms)
     return Certificate(name, layer_name(layer), norm, log_norm, plan)

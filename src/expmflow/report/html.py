@@ -106,8 +106,8 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
         largest = ", ".join(f"{value:.2f}" for value in kl.sort(descending=True).values[:MOST_LATENTS].tolist())
         yield "KL of latents, largest first (nats)", largest + (", …" if len(kl) > MOST_LATENTS else "")
     yield f"round-trip error, {'relative' if s.layout.levels is None else 'grey levels'}", _number(s.round_trip, 2)
-    error = max((c.plan.error_bound for c in s.certificates), default=math.nan)
-    yield "largest certified truncation error", _number(error, 2)
+    error = max((c.plan.truncation_bound for c in s.certificates), default=math.nan)
+    yield "largest truncation error, proven", _number(error, 2)
 
 
 def _timings(s: Summary) -> Iterator[tuple[str, str]]:
