@@ -17,6 +17,7 @@ import image_models
 import image_training
 import inverses
 import layers
+import paper_models
 import residual
 import sparse
 import wavefronts
@@ -41,6 +42,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "products": sparse.products,
     "memory": sparse.memory,
     "imagemodels": image_models.training_step,
+    "papermodels": paper_models.relative_to_1x1,
     "graphmodels": graph_models.training_step,
     "imagetraining": image_training.whole_training,  # last: it needs CIFAR-10
 }
