@@ -13,6 +13,7 @@ from expmflow.cli.console import speaks
 from expmflow.cli.data import data
 from expmflow.cli.errors import guarded
 from expmflow.cli.evaluate import evaluate
+from expmflow.cli.figures import figures
 from expmflow.cli.report import report
 from expmflow.cli.reproduce import reproduce
 from expmflow.cli.sample import sample
@@ -35,6 +36,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     report: "expmflow report runs/first runs/second --out comparison.html",
     data: "expmflow data measurements.csv",
     reproduce: "expmflow reproduce graph --preset laptop --only mog-4",
+    figures: "expmflow figures --only matrix --only terms --out figures",
 }
 
 for function, example in EXAMPLES.items():

@@ -25,6 +25,7 @@ from expmflow.operators import ConvOperator, LinearOperator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 EDGE_FILTER = (0.6, 0.0, -0.6)
 TERMS_SHOWN = 5
@@ -122,6 +123,13 @@ def series_terms(op: LinearOperator, x: Tensor, count: int) -> list[Tensor]:
 
 
 def write_figure(outcome: Outcome, path: Path) -> None:
+    """As PNG."""
+    figure = terms_figure(outcome)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def terms_figure(outcome: Outcome) -> Figure:
     """The feature maps of the series: forward above, backward below."""
     try:
         from matplotlib.figure import Figure
@@ -154,8 +162,7 @@ def write_figure(outcome: Outcome, path: Path) -> None:
         gap.text(0.5, 0.5, r"$+ \cdots =$", transform=gap.transAxes, ha="center", va="center")
         _show(last_axis, last, result, f"{float(last.norm() / length):.2g}", (0.0, 1.0))
         row[0].set_ylabel(direction, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    return figure
 
 
 def describe(outcome: Outcome) -> str:

@@ -1,0 +1,42 @@
+"""`expmflow figures`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from expmflow._validation import expect
+from expmflow.cli.console import progress, say
+from expmflow.experiments.figures import FIGURES, Sources, write_figure
+
+if TYPE_CHECKING:
+    Name = str
+else:  # the names follow the registry
+    Name = StrEnum("Name", {name: name for name in FIGURES})
+ABOUT = "; ".join(f"{name}, {entry.about}" for name, entry in FIGURES.items())
+
+
+def figures(
+    out: Annotated[Path, typer.Option(help="The folder that they are written to.")] = Path("figures"),
+    only: Annotated[list[Name] | None, typer.Option(help=f"One of them, or several: {ABOUT}.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="Whose images are shown; if not given, the best Sylvester flow in --results, or digits."),
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Where the tables are, with the weights beside them.")] = Path(
+        "results"
+    ),
+) -> None:
+    """Draw the paper's figures, each as PNG and as SVG."""
+    expect(not out.exists() or out.is_dir(), "--out to be a folder", f"the file {out}")
+    names, sources = [str(name) for name in only or FIGURES], Sources(results, run)
+    for name in names:  # before the first is drawn
+        FIGURES[name].check(sources)
+    with progress("drawing", len(names)) as advance:
+        for name in names:
+            written = write_figure(name, out, sources)
+            say(f"{name}: {', '.join(map(str, written))}")
+            advance(1)
