@@ -265,7 +265,7 @@ class TestReproduce:
         assert listed[1] == "convexp-0: 8 steps"  # two rates of two steps, and four
 
     def test_what_a_step_takes_is_measured_again(self, tmp_path: Path, tiny):
-        tiny.setattr("expmflow.experiments.images.TIMED_STEPS", 2)
+        tiny.setattr("expmflow.experiments.experiment.TIMED_STEPS", 2)
         assert reproduce(tmp_path, "--only", "1x1-0").code == 0
         (before,) = rows_of(tmp_path)
         assert reproduce(tmp_path, "--time").code == 0

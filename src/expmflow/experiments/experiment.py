@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
 
 from expmflow.data import DataError
 from expmflow.training.config import Config
 from expmflow.training.files import write_json, write_text
 from expmflow.training.job import OnStep
+from expmflow.training.loop import train
+from expmflow.training.run import RunFolder
+
+TIMED_STEPS, WARM_STEPS = 24, 4
 
 Result = dict[str, Any]
 """What came out of one row, as it stands in the results file."""
@@ -122,6 +128,17 @@ class Experiment(ABC, Generic[R]):
         """The place of each row of any preset."""
         names = dict.fromkeys(row.name for preset in self.presets for row in self.rows(preset))
         return {name: place for place, name in enumerate(names)}
+
+
+def median_step(config: Config, device: str) -> float:
+    """Seconds of a training step on this machine as it is now: the median of a few, at the very start."""
+    short = {"steps": WARM_STEPS + TIMED_STEPS, "log_every": 1, "validation_rows": 1, "checkpoint_every": 10**6}
+    config = config.model_copy(update={"train": config.train.model_copy(update=short)})
+    with tempfile.TemporaryDirectory() as folder:
+        train(config, folder, device=device)
+        records = RunFolder(Path(folder)).read_metrics()
+    times = [record["seconds_per_step"] for record in records if "seconds_per_step" in record]
+    return median(times[WARM_STEPS:])
 
 
 def step_seconds(records: Iterable[dict[str, Any]]) -> Iterator[float]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from expmflow._validation import expect
 from expmflow.distributions import bits_per_dim
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.curves import draw_curves
-from expmflow.experiments.experiment import Experiment, Result, step_seconds
+from expmflow.experiments.experiment import Experiment, Result, median_step, step_seconds
 from expmflow.experiments.image_text import table_text
 from expmflow.experiments.values import Values, paired_differences
 from expmflow.runs.evaluation import open_run
@@ -31,8 +29,6 @@ from expmflow.training.validation import TrainingError
 
 NATS_PER_BIT = 3 * 32 * 32 * math.log(2)
 """Nats in one bit per dimension of CIFAR-10: the authors clip and regularise losses in bits, and ours are in nats."""
-
-TIMED_STEPS, WARM_STEPS = 24, 4
 
 
 @dataclass(frozen=True)
@@ -238,14 +234,7 @@ class ImageTable(Experiment[ImageRow]):
 
     def step_time(self, row: ImageRow, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
         """The median of a few steps at the very start."""
-        config = row.config(preset, threads)
-        short = {"steps": WARM_STEPS + TIMED_STEPS, "log_every": 1, "validation_rows": 1, "checkpoint_every": 10**6}
-        config = config.model_copy(update={"train": config.train.model_copy(update=short)})
-        with tempfile.TemporaryDirectory() as folder:
-            train(config, folder, device=device)
-            records = RunFolder(Path(folder)).read_metrics()
-        times = [record["seconds_per_step"] for record in records if "seconds_per_step" in record]
-        return median(times[WARM_STEPS:])
+        return median_step(row.config(preset, threads), device)
 
     def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
         """Differences between rows of the same seed on the same test images."""
