@@ -70,7 +70,7 @@ def test_a_real_process_helps_and_exits_with_codes(here: Path):
 
 def test_a_run_leaves_its_files_and_no_others(run: Path):
     found = {name for name in files(run) if not name.startswith(("checkpoints/", "tensorboard/"))}
-    assert found == {"config.json", "model.safetensors", "metrics.jsonl", "samples.png"}
+    assert found == {"config.json", "model.safetensors", "metrics.jsonl", "samples.png", "reference.safetensors"}
     assert (run / "samples.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in list_checkpoints(run / "checkpoints")][:2] == ["step-00000006", "step-00000004"]
     assert any(name.startswith("tensorboard/") for name in files(run))
@@ -234,16 +234,16 @@ def test_several_tables_are_told_apart(run: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("quantile", ["0.5", "0.9"])
-def test_the_quantile_is_of_the_training_rows(run: Path, tmp_path: Path, quantile: str):
+def test_the_quantile_is_of_the_validation_rows(run: Path, tmp_path: Path, quantile: str):
     from expmflow.runs.evaluation import open_run
 
-    train = open_run(run).data().train
-    np.save(tmp_path / "train.npy", train.numpy())
-    rows = list(
-        csv.DictReader(io.StringIO(run_command("score", run, tmp_path / "train.npy", "--quantile", quantile).out))
+    rows = open_run(run).data().validation
+    np.save(tmp_path / "rows.npy", rows.numpy())
+    scores = list(
+        csv.DictReader(io.StringIO(run_command("score", run, tmp_path / "rows.npy", "--quantile", quantile).out))
     )
-    flagged = sum(int(row["flagged"]) for row in rows)
-    assert flagged == pytest.approx((1 - float(quantile)) * len(train), abs=2)
+    flagged = sum(int(row["flagged"]) for row in scores)
+    assert flagged == pytest.approx((1 - float(quantile)) * len(rows), abs=2)
 
 
 def test_data_describes_names_and_files(tmp_path: Path):
@@ -331,7 +331,7 @@ def test_the_core_needs_no_extras(run: Path, tmp_path: Path):
     assert done.stdout == "torch.Size([2, 2])\n"
     assert done.returncode == 1
     assert done.stderr.startswith("Expected typer for the command line; got none. Install the extra `train`.")
-    assert files(tmp_path) == {"copy/config.json", "copy/model.safetensors"}
+    assert files(tmp_path) == {"copy/config.json", "copy/model.safetensors", "copy/reference.safetensors"}
     for name, tensor in ef.load(run).state_dict().items():
         assert torch.equal(tensor, ef.load(tmp_path / "copy").state_dict()[name])
 

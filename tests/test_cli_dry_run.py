@@ -41,7 +41,7 @@ EXPECTED = {
     "evaluate": {"rows": "24 for validation, of shape (2,)", "writes": "nothing but what it prints"},
     "sample": {"rows": "5000 samples, of shape (2,)", "writes": "s.csv"},
     "score": {
-        "rows": "1 of t.csv, and 192 training rows to measure them against, of shape (2,)",
+        "rows": "1 of t.csv, of shape (2,)",
         "writes": "scores.csv",
     },
     "report": {"writes": "RUN/report.html"},

@@ -17,8 +17,9 @@ from cli_runs import files, run_command
 from expmflow.data import load_images
 from expmflow.data.drawing.grids import GAP, class_columns, image_grid
 from expmflow.runs import evaluation, shipped
-from expmflow.runs.evaluation import auroc, open_run
+from expmflow.runs.evaluation import open_run
 from expmflow.runs.importance import importance_estimates
+from expmflow.runs.typicality import auroc
 from expmflow.training.run import RunFolder
 from kind_runs import IMAGES, train_kind
 
@@ -311,8 +312,8 @@ def test_a_shipped_model_goes_by_its_name(named: str, run: Path, here: Path):
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(here / "blank.png")
     assert run_command("score", named, "blank.png").code == 0
     assert run_command("evaluate", named, "--images", "1", "--importance-samples", "2").code == 0
-    inside = files(shipped.FOLDER)
-    assert inside == {"tiny/config.json", "tiny/model.safetensors"}  # nothing is written into the package
+    inside = {f"tiny/{name}" for name in ("config.json", "model.safetensors", "reference.safetensors")}
+    assert files(shipped.FOLDER) == inside  # nothing is written into the package
     assert {path.split("/")[0] for path in files(here)} == {"blank.png", "samples.png", "runs"}
     for name, tensor in ef.load(named).state_dict().items():
         assert torch.equal(tensor, ef.load(run).state_dict()[name])

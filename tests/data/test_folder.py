@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from expmflow.data import DataError
 from expmflow.data.folder import find_pictures, folder_labels, read_pictures
 from expmflow.data.form import Form
+from expmflow.data.own import read_own
 from expmflow.data.pictures import ORIENTATION, SUFFIXES
 
 RNG = np.random.default_rng(0)
@@ -241,3 +242,29 @@ def test_pictures_keep_their_order_and_are_counted(tmp_path: Path):
     arrays = read_pictures(paths, Form(), lambda *news: told.append(news))
     assert [int(array[0, 0]) for array in arrays] == list(range(40))
     assert told == [("images", k, 40) for k in range(1, 41)]
+
+
+def test_all_broken_files_are_listed_at_once_or_left_out(tmp_path, caplog):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for k in range(3):
+            Image.fromarray(np.full((4, 4), k, dtype=np.uint8)).save(tmp_path / name / f"{k}.png")
+    for broken in ("a/8.png", "b/9.png"):
+        (tmp_path / broken).write_bytes(b"no image")
+    with pytest.raises(DataError) as caught:
+        read_own(tmp_path, Form())
+    first, *lines = str(caught.value).splitlines()
+    assert first.endswith("got 2 files that are broken:")
+    assert "data.skip_broken=true" in first
+    assert [str(tmp_path / name) in line for name, line in zip(("a/8.png", "b/9.png"), lines, strict=True)] == [
+        True
+    ] * 2
+    found = read_own(tmp_path, Form(), skip_broken=True)
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert found.class_names == ("a", "b")
+    assert found.rows.flatten(1)[:, 0].tolist() == [0, 1, 2, 0, 1, 2]
+    assert "Left out 2 broken files" in caplog.text
+    for path in tmp_path.glob("*/?.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(DataError, match="Expected an image in"):
+        read_own(tmp_path, Form(), skip_broken=True)

@@ -30,7 +30,7 @@ class Tones(Kind):
     models = ("dense",)
     files = ".txt files of tones"
     formats = (".txt", ".png", ".npy")
-    report_tested = 7
+    measured_rows = 7
 
     def __init__(self) -> None:
         self.sources = {"chirps": Source(self.chirps, ("samples", "test"), "drawn")}
@@ -102,7 +102,7 @@ def test_a_new_kind_is_one_registration(tones: Tones, here: Path):
     page = Page((here / "run" / "report.html").read_text())
     results = dict(page.tables["results"][1:])
     assert "test nll (nats per sample)" in results
-    assert results["tested on"] == "the first 7 rows"
+    assert results["tested on"] == "the first 7 of 10 rows"
     assert png_size(page.images[1])[0] > 0
     refused = run_command("train", "c.yaml", "model.kind=image", "model.blocks=null")
     assert refused.code == 2

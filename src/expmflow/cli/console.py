@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from unicodedata import category
 
@@ -79,6 +80,11 @@ def result_table(table: Table) -> None:
 
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; the machine's accelerator, if not given.")]
+
+
+Data = Annotated[
+    Path | None, typer.Option("--data", help="Where the run's data is now, if it has moved; or other data.")
+]
 
 
 def device_named(name: str | None) -> str:

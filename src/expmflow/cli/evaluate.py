@@ -15,10 +15,12 @@ from rich.table import Table
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count
-from expmflow.cli.console import Device, device_named, progress, reading, result, result_table, say
+from expmflow.cli.console import Data, Device, device_named, progress, reading, result, result_table, say
 from expmflow.cli.dry_run import DryRun, run_text
+from expmflow.data import DataError
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.runs.importance import CHUNK, Estimates, importance_estimates, results_file
+from expmflow.runs.reference import Reference, load_reference
 
 
 class Split(StrEnum):
@@ -39,6 +41,7 @@ def evaluate(
         int | None, typer.Option(help="Noises for each image, for the importance-weighted bound; the paper has 1000.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    data: Data = None,
     device: Device = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -50,17 +53,28 @@ def evaluate(
     Of images it is a bound, −ELBO, from one noise for each image. With --importance-samples K it is from K, and the
     tighter importance-weighted bound stands beside it. That takes long, so each image's result is kept at once in
     RUN/evaluation: started again, the command goes on. Without it, nothing is written.
+
+    Without the data, what the run keeps of it is shown: the likelihoods of the first rows of each part. Rows in --data
+    that are not the run's own are all evaluated, whatever the split.
     """
-    trained = open_run(run, device_named(device))
+    trained = open_run(run, device_named(device), data)
     if importance_samples is not None:
         trained.model.check_weighable(importance_samples)
     if images is not None:
         expect_count(images, "--images")
-    rows, labels = _rows(trained, split, images)
+    try:
+        rows, labels, split_name = _rows(trained, split, images)
+    except DataError as error:
+        known = None if dry_run or importance_samples is not None or data is not None else load_reference(trained)
+        if known is None:
+            raise
+        say(f"{str(error).rstrip('.')}: this is what the run keeps of it.")
+        _show(trained, {**_head(run, split.value), **_kept(trained, known, split, images)}, as_json)
+        return
     if dry_run:
         result(_dry_run_text(trained, rows, labels, split, importance_samples))
         return
-    found: dict[str, Any] = {"run": str(run), "split": split.value, "rows": len(rows)}
+    found = {**_head(run, split_name), "rows": len(rows)}
     if importance_samples is None:
         with progress("evaluating", len(rows)) as advance:
             log_prob = trained.log_likelihoods(rows, advance, labels)
@@ -74,6 +88,22 @@ def evaluate(
         found |= {**_measures(trained, estimates.elbo), "importance_samples": importance_samples}
         weighted = _measures(trained, estimates.log_prob)
         found |= {f"importance_weighted_{name}": value for name, value in weighted.items()} | {"kept_in": str(kept)}
+    _show(trained, found, as_json)
+
+
+def _head(run: Path, split: str) -> dict[str, Any]:
+    return {"run": str(run), "split": split}
+
+
+def _kept(trained: Trained, known: Reference, split: Split, images: int | None) -> dict[str, Any]:
+    """The measures of the rows whose likelihoods the run keeps."""
+    nll = known.nll[split.value][:images]
+    expect(len(nll) > 0, f"rows for {split.value} in the run's data", f"none: data.{split.value} is 0")
+    expect(bool(nll.isfinite().all()), "a finite likelihood of every row", "some without")
+    return {"rows": len(nll), **_measures(trained, -nll)}
+
+
+def _show(trained: Trained, found: dict[str, Any], as_json: bool) -> None:
     if trained.model.is_bound:
         found["bound"] = "elbo"
     entropy = trained.kind.entropy(trained.config.data.name)
@@ -86,15 +116,17 @@ def evaluate(
         result_table(_table(trained, found))
 
 
-def _rows(trained: Trained, split: Split, images: int | None) -> tuple[Tensor, Tensor | None]:
-    """The rows asked for, and their labels where the model wants them."""
+def _rows(trained: Trained, split: Split, images: int | None) -> tuple[Tensor, Tensor | None, str]:
+    """The rows asked for, their labels where the model wants them, and what to call their part."""
     with reading() as told:
         data = trained.data(told)
+    if not len(data.train):
+        return data.test[:images], None, "other"
     rows: Tensor = getattr(data, split.value)[:images]
     expect(len(rows) > 0, f"rows for {split.value} in the run's data", f"none: data.{split.value} is 0")
     if trained.classes is None or data.labels is None:
-        return rows, None
-    return rows, data.labels[list(Split).index(split)][:images]
+        return rows, None, split.value
+    return rows, data.labels[list(Split).index(split)][:images], split.value
 
 
 def _weighted(trained: Trained, rows: Tensor, labels: Tensor | None, samples: int, kept: Path) -> Estimates:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from expmflow._validation import expect
-from expmflow.cli.console import progress, result, say
+from expmflow.cli.console import Data, progress, result, say
 from expmflow.cli.dry_run import DryRun, described, parameters, reads
 from expmflow.cli.measure import Estimate, estimate, size_text, time_text
 from expmflow.cli.output import save_text
 from expmflow.report.html import render
-from expmflow.report.summary import summarise, tested_rows
+from expmflow.report.summary import summarise
 from expmflow.runs.evaluation import Trained, open_run
+from expmflow.runs.reference import load_reference
 from expmflow.runs.shipped import place_beside
 from expmflow.training.sampling import LARGEST_SAMPLE
 
@@ -26,15 +28,18 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="An .html file; RUN/report.html for one run, report.html here for several.")
     ] = None,
+    data: Data = None,
     dry_run: DryRun = False,
 ) -> None:
     """One self-contained HTML page: curves, samples beside the data, tables; several runs side by side.
 
-    Images are measured on the first 500 of the test, graphs on the first 20000; `expmflow evaluate` takes them all.
-    What it has found with importance samples is on the page too.
+    A run that `expmflow train` has finished keeps what a page says of its data: the likelihoods of the first 500 images
+    of each part, or of the first 10000 rows or graphs, and some rows to look at. `expmflow evaluate` takes all test
+    rows; what it has found with importance samples is on the page too.
     """
+    expect(data is None or len(runs) == 1, "one run for --data", len(runs))
     expect(out is None or out.suffix == ".html", "an .html file", out)
-    opened = [open_run(run) for run in runs]
+    opened = [open_run(run, data=data) for run in runs]
     target = out or (place_beside(opened[0].folder.path) if len(runs) == 1 else Path()) / "report.html"
     if dry_run:
         read = {f"run {k}": f"{reads(t)}; {parameters(t.model)} parameters" for k, t in enumerate(opened, start=1)}
@@ -57,11 +62,12 @@ def report(
 
 def _cost(trained: Trained) -> Estimate:
     """Of what takes most of the time: likelihoods of test rows, and samples."""
-    rows, labels = tested_rows(trained, trained.data())
-
-    def likelihoods(n: int) -> object:
-        return trained.log_likelihoods(rows[:n], labels=None if labels is None else labels[:n])
-
-    parts = [estimate(likelihoods, len(rows), trained.batch_size)]
+    known = None if trained.place is not None else load_reference(trained)
+    if known is None:
+        data = trained.data()
+        rows = torch.cat([part[: trained.kind.measured_rows] for part in (data.train, data.validation, data.test)])
+    else:
+        rows = known.rows
+    parts = [estimate(lambda n: trained.log_likelihoods(rows[:n]), len(rows), trained.batch_size)]
     parts.append(estimate(lambda n: trained.sample(n), trained.kind.report_rows, LARGEST_SAMPLE))
     return Estimate(sum(part.seconds for part in parts), max(part.bytes for part in parts))

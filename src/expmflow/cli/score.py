@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,15 +12,17 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import Device, device_named, progress, reading, result, say
+from expmflow.cli.console import Data, Device, device_named, progress, reading, result, say
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import save_text
 from expmflow.data.kinds import KINDS, Rows
 from expmflow.data.kinds.base import csv_text
-from expmflow.runs.evaluation import ROWS_FOR_SCORES, Advance, Trained, Typicality, auroc, open_run
+from expmflow.runs.evaluation import Advance, Trained, open_run
 from expmflow.runs.importance import importance_estimates
+from expmflow.runs.reference import load_reference
+from expmflow.runs.typicality import Typicality, auroc
 
-WEIGHTED_ROWS = 500  # training rows that scores from importance samples are measured against
+WEIGHTED_ROWS = 500  # rows of the run that scores from importance samples are measured against
 
 
 def score(
@@ -42,10 +45,13 @@ def score(
     importance_samples: Annotated[
         int | None, typer.Option(help="Noises for each image, for a tighter bound; one if not given.")
     ] = None,
-    quantile: Annotated[float, typer.Option(help="Flag rows less typical than this part of the training rows.")] = 0.99,
+    quantile: Annotated[
+        float, typer.Option(help="Flag rows less typical than this part of those that were held out.")
+    ] = 0.99,
     threshold: Annotated[
         float | None, typer.Option(help="Flag typicalities above this, whatever the quantile.")
     ] = None,
+    data: Data = None,
     device: Device = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -55,17 +61,20 @@ def score(
     counts. Images are cropped and resized as the run's data was, or to whatever the model takes with --fit.
 
     Printed columns: row, log_likelihood (nats), typicality, flagged; for images name, bpd (bits per dimension) in place
-    of the first two. The typicality is |nll − mean| / std, with the mean and the standard deviation of the training
+    of the first two. The typicality is |nll − mean| / std, with the mean and the standard deviation of the validation
     rows: rows that are too likely are unusual too. Smooth images are likelier than photographs under a model of
     photographs, so low likelihood alone finds few of those that do not belong.
 
     With --reference, the AUROC: how often a row of FILE is less typical than one that is known to be normal, such as
     images that were held out; 1 tells them all apart, 0.5 is chance. Writes the file --out, and nothing else.
+
+    The run's own data is needed for importance samples only: a run keeps the likelihoods of its validation rows. A
+    conditional model is not told the classes of files, and takes all of them to be as likely.
     """
     expect(out is None or out.suffix in (".csv", ".json"), "a .csv or .json file for the scores", out)
     expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
     expect(threshold is None or threshold >= 0, "a threshold of at least 0", threshold)
-    trained = open_run(run, device_named(device))
+    trained = open_run(run, device_named(device), data)
     fitting = " or ".join(kind.name for kind in KINDS.values() if kind.takes_fit)
     expect(not fit or trained.kind.takes_fit, f"a model of {fitting} for --fit", f"a model of {trained.kind.name}")
     if importance_samples is not None:
@@ -74,13 +83,15 @@ def score(
     with reading() as told:
         rows = trained.kind.read(files, trained.layout, fit=fit, progress=told)
         normal = trained.kind.read(reference, trained.layout, fit=fit, progress=told) if reference else None
-        known = trained.data(told).train[: ROWS_FOR_SCORES if importance_samples is None else WEIGHTED_ROWS]
+        held_out = _held_out(trained, importance_samples)
     if dry_run:
-        result(_dry_run_text(trained, files, rows, known, importance_samples, out))
+        result(_dry_run_text(trained, files, rows, held_out, importance_samples, out))
         return
-    count = len(known) + len(rows) + (0 if normal is None else len(normal))
+    count = len(held_out.rows) + len(rows) + (0 if normal is None else len(normal))
     with progress("scoring", count) as advance:
-        measured = -_likelihoods(trained, known, importance_samples, advance)
+        measured = held_out.nll
+        if measured is None:
+            measured = -_likelihoods(trained, held_out.rows, importance_samples, advance)
         typical = Typicality.of(measured, quantile=quantile, threshold=threshold)
         log_prob = _likelihoods(trained, rows.rows, importance_samples, advance)
         against = None if normal is None else _likelihoods(trained, normal.rows, importance_samples, advance)
@@ -97,6 +108,26 @@ def score(
     if separated is not None and normal is not None:
         found = f"{separated['typicality']:.3f} by typicality, {separated['bpd']:.3f} by low likelihood"
         say(f"AUROC against {len(normal)} reference rows: {found}")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What scores are measured by: likelihoods that the run keeps, or rows whose likelihoods are yet to be computed."""
+
+    nll: Tensor | None
+    rows: Tensor
+
+
+def _held_out(trained: Trained, samples: int | None) -> HeldOut:
+    known = None if trained.place is not None or samples is not None else load_reference(trained)
+    if known is not None:
+        if known.held_out == "train":  # more certain of them than of any others
+            say("No rows were held out: scores are measured by training rows, and flag more than they should.")
+        return HeldOut(known.scored, known.rows[:0])
+    data = trained.data()
+    parts = [part for part in (data.validation, data.test, data.train) if len(part) > 1]
+    expect(len(parts) > 0, "at least two rows of the run's data to measure scores by", "fewer")
+    return HeldOut(None, parts[0][: trained.kind.measured_rows if samples is None else WEIGHTED_ROWS])
 
 
 def _likelihoods(trained: Trained, rows: Tensor, samples: int | None, advance: Advance) -> Tensor:
@@ -140,18 +171,19 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dry_run_text(
-    trained: Trained, files: list[Path], rows: Rows, known: Tensor, samples: int | None, out: Path | None
+    trained: Trained, files: list[Path], rows: Rows, held_out: HeldOut, samples: int | None, out: Path | None
 ) -> str:
     copies = 1 if samples is None else samples
-    all_rows = torch.cat([known, rows.rows])
+    all_rows = torch.cat([held_out.rows.to(rows.rows.dtype), rows.rows])
     names = ", ".join(map(str, files))
     noises = "" if samples is None else f", with {samples} noises each"
+    others = f", and {len(held_out.rows)} of the run to measure them by" if len(held_out.rows) else ""
     return run_text(
         trained,
         lambda n: trained.log_likelihoods(all_rows[[k // copies for k in range(n)]]),
         len(all_rows),
         trained.batch_size,
-        what=f"{len(rows)} of {names}, and {len(known)} training rows to measure them against{noises}",
+        what=f"{len(rows)} of {names}{others}{noises}",
         writes=out,
         copies=copies,
     )

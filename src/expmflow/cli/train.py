@@ -13,7 +13,7 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import Device, device_named, reading, result, say, speaks
+from expmflow.cli.console import Device, device_named, progress, reading, result, say, speaks
 from expmflow.cli.dry_run import DryRun, dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole
@@ -27,6 +27,7 @@ from expmflow.models.mixing import MIXINGS
 from expmflow.models.subflows import SUBFLOWS
 from expmflow.numerics import ConvergenceError
 from expmflow.runs.evaluation import open_run
+from expmflow.runs.reference import keep, measure, measured_count
 from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_data
 from expmflow.training.checkpoint import CheckpointError, list_checkpoints
@@ -163,9 +164,16 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
     skipped, lost = (max((r.get(k, 0) for r in records), default=0) for k in ("skipped", "nonfinite_validations"))
     note = f" {skipped} steps were skipped." if skipped else ""
     note += f" {lost} validations were not finite." if lost else ""
+    with progress("measuring", measured_count(trained, data)) as advance:
+        known = measure(trained, data, advance)
+    keep(trained, known)
     unit = trained.unit
     other = "" if unit == NATS else f" ({best * unit.per_nat:.4f} {unit.name})"
     say(f"Done at step {step}: best validation nll {best:.4f} nats{other}.{note}")
+    tested = float(known.nll[known.tested].mean())
+    for name, nll in known.baselines.items():
+        verdict = "" if tested < nll else " The model does not beat it: simpler ones, or more rows, may be better."
+        say(f"On {known.tested} rows the nll is {tested:.4f} nats; that of {name} is {nll:.4f}.{verdict}")
     say(f"Next: expmflow evaluate {run.path}; expmflow report {run.path}")
 
 

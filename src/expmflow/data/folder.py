@@ -18,6 +18,7 @@ from expmflow.data.form import Form
 from expmflow.data.pictures import SUFFIXES, read_picture, strict_pillow
 
 MOST_THREADS = 8
+MOST_LISTED = 20  # broken files, in a message
 
 
 def find_pictures(folder: Path) -> list[Path]:
@@ -42,16 +43,52 @@ def folder_labels(folder: Path, paths: Sequence[Path]) -> Tensor | None:
     return torch.tensor([number[place[0]] for place in places])
 
 
+def class_folders(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+    """The names of the classes that `folder_labels` numbers."""
+    return tuple(sorted({path.relative_to(folder).parts[0] for path in paths}))
+
+
 def read_pictures(paths: Sequence[Path], form: Form, progress: Progress | None = None) -> list[np.ndarray]:
-    """Every file as `read_picture` has it, in order; several at a time, as decoders leave Python's lock alone."""
-    arrays: list[np.ndarray] = []
+    """Every file as `read_picture` has it, in order; `DataError` names all that are broken."""
+    arrays, broken = read_whole(paths, form, progress)
+    if len(broken) == 1:
+        raise broken[0]
+    if broken:
+        listed = "".join(f"\n  {error}" for error in broken[:MOST_LISTED])
+        more = f"\n  … and {len(broken) - MOST_LISTED} more" if len(broken) > MOST_LISTED else ""
+        raise DataError(
+            f"Expected {len(paths)} images, or data.skip_broken=true to leave those out that are none; got "
+            f"{len(broken)} files that are broken:{listed}{more}"
+        )
+    return list(arrays.values())
+
+
+def read_whole(
+    paths: Sequence[Path], form: Form, progress: Progress | None = None
+) -> tuple[dict[Path, np.ndarray], list[DataError]]:
+    """The images by their paths, in order, and what is wrong with the others.
+
+    Several are read at a time, as decoders leave Python's lock alone.
+    """
+
+    def read(path: Path) -> np.ndarray | DataError:
+        try:
+            return read_picture(path, form)
+        except DataError as error:
+            return error
+
+    arrays: dict[Path, np.ndarray] = {}
+    broken: list[DataError] = []
     threads = min(MOST_THREADS, os.cpu_count() or 1)
     with strict_pillow(), ThreadPoolExecutor(threads) as pool:
-        for array in pool.map(lambda path: read_picture(path, form), paths):
-            arrays.append(array)
+        for done, (path, found) in enumerate(zip(paths, pool.map(read, paths), strict=True), start=1):
+            if isinstance(found, DataError):
+                broken.append(found)
+            else:
+                arrays[path] = found
             if progress is not None:
-                progress("images", len(arrays), len(paths))
-    return arrays
+                progress("images", done, len(paths))
+    return arrays, broken
 
 
 def stack(arrays: Sequence[np.ndarray]) -> Tensor:

@@ -31,6 +31,7 @@ def load_images(
     crop: bool = True,
     channels: Channels | None = None,
     levels: int | None = None,
+    skip_broken: bool = False,
     validation: float = 0.1,
     test: float = 0.1,
     progress: Progress | None = None,
@@ -49,6 +50,7 @@ def load_images(
         crop: whether `size` cuts a square out of the middle, or squashes the image.
         channels: "rgb" or "grey"; without it, grey images stay grey unless there are others among them.
         levels: the grey levels of the user's images, 256 if not given.
+        skip_broken: leave out files in a folder that are no images, with a warning.
         validation, test: the parts of the user's rows that are kept.
         progress: told of downloads, and of images read.
 
@@ -65,13 +67,16 @@ def load_images(
     if path is None:
         raise DataError("Expected data.path, a folder of images, a .npy or a .npz file; got none.")
     form = Form(None if size is None else (size, size), crop, channels, 256 if levels is None else levels)
-    rows, labels = read_own(expand_home(path), form, progress)
+    own = read_own(expand_home(path), form, progress, skip_broken=skip_broken)
+    rows, labels = own.rows, own.labels
     order = torch.randperm(len(rows), generator=generator)
     data = replace(split(rows[order], validation, test), levels=form.levels, kind="images")
     if labels is None:
         return data
     parts = split(labels[order], validation, test)
-    return replace(data, labels=(parts.train, parts.validation, parts.test), classes=int(labels.max()) + 1)
+    classes = len(own.class_names) or int(labels.max()) + 1
+    known = (parts.train, parts.validation, parts.test)
+    return replace(data, labels=known, classes=classes, class_names=own.class_names)
 
 
 def _published(name: str, folder: Path | None, progress: Progress | None) -> Dataset:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -13,23 +15,42 @@ from expmflow._validation import expect
 from expmflow.data.arrays import read_arrays
 from expmflow.data.download import Progress
 from expmflow.data.errors import DataError
-from expmflow.data.folder import find_pictures, folder_labels, read_pictures, stack
+from expmflow.data.folder import class_folders, find_pictures, folder_labels, read_pictures, read_whole, stack
 from expmflow.data.form import Channels, Form, pillow
 from expmflow.data.pictures import SUFFIXES
 
 ARRAYS = (".npy", ".npz")
+log = logging.getLogger(__name__)
 
 
-def read_own(path: Path, form: Form, progress: Progress | None = None) -> tuple[Tensor, Tensor | None]:
-    """The `(rows, C, h, w)` images in a folder, a `.npy` or a `.npz` file, and their labels if there are any."""
+@dataclass(frozen=True)
+class OwnImages:
+    """`(rows, C, h, w)` images; their labels if there are any, and what the classes are called if they have names."""
+
+    rows: Tensor
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+
+
+def read_own(path: Path, form: Form, progress: Progress | None = None, *, skip_broken: bool = False) -> OwnImages:
+    """The images in a folder, a `.npy` or a `.npz` file; with `skip_broken`, files that are none are left out."""
     if path.is_dir():
         paths = find_pictures(path)
-        arrays = read_pictures(paths, form, progress)
+        if skip_broken:
+            whole, broken = read_whole(paths, form, progress)
+            if not whole:
+                raise broken[0]
+            paths, arrays = list(whole), list(whole.values())
+            if broken:
+                log.warning("Left out %d broken files of %d, the first: %s", len(broken), len(paths), broken[0])
+        else:
+            arrays = read_pictures(paths, form, progress)
         _expect_one_size(paths, arrays)
-        return stack(arrays), folder_labels(path, paths)
+        labels = folder_labels(path, paths)
+        return OwnImages(stack(arrays), labels, () if labels is None else class_folders(path, paths))
     if path.suffix.lower() in ARRAYS:
         rows, labels = read_arrays(path, levels=form.levels)
-        return stack(_formed(rows, form)), labels
+        return OwnImages(stack(_formed(rows, form)), labels)
     raise DataError(f"Expected a folder of images, a .npy or a .npz file; got {_described(path)}.")
 
 

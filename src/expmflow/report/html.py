@@ -47,7 +47,11 @@ def _curves(summaries: Sequence[Summary]) -> str:
 def _pictures(summary: Summary) -> list[dict[str, str]]:
     """The data beside samples."""
     pictures = summary.kind.compare(
-        summary.samples, summary.data, summary.layout, columns=summary.columns, density=summary.density
+        summary.samples,
+        summary.known.rows,
+        summary.layout,
+        columns=summary.known.columns,
+        density=summary.density,
     )
     if (latents := summary.latents) is not None:
         rows, expected, path = (part.cpu() for part in (latents.rows, latents.reconstructions, latents.path))
@@ -76,7 +80,7 @@ def _with_error(value: float, error: float, factor: float = 1.0) -> str:
 
 def _tested(summary: Summary) -> bool:
     """Whether what was measured is the test."""
-    return summary.rows["test"] > 0
+    return summary.known.counts["test"] > 0
 
 
 def _results(s: Summary) -> Iterator[tuple[str, str]]:
@@ -86,7 +90,8 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
         yield "best validation nll (nats)", _nats(s.best["validation_nll"])
         yield "at step", f"{s.best['step']} of {s.last_step}"
     if not _tested(s):
-        yield "no test rows; training nll (nats)", _with_error(s.test_nll, s.test_error)
+        part = {"train": "training"}.get(s.known.tested, s.known.tested)
+        yield f"no test rows; {part} nll (nats)", _with_error(s.test_nll, s.test_error)
     else:
         yield f"test {what} (nats)", _with_error(s.test_nll, s.test_error)
         if unit != NATS:
@@ -96,9 +101,12 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
         yield f"importance-weighted ({unit.name})", f"{_with_error(w.nll, w.error, unit.per_nat)} ({rows})"
     if s.entropy is not None:
         yield f"entropy of the data ({unit.name})", _nats(s.entropy)
-    if s.kind.report_tested is not None:
-        yield "tested on", f"the first {s.tested} rows"
-    yield "rows: training, validation, test", ", ".join(map(str, s.rows.values()))
+    for name, nll in s.known.baselines.items():
+        yield f"nll of {name} (nats)", _nats(nll) + ("" if s.test_nll < nll else ", which the model does not beat")
+    tested, count = len(s.known.nll[s.known.tested]), s.known.counts[s.known.tested]
+    if tested < count:
+        yield "tested on", f"the first {tested} of {count} rows"
+    yield "rows: training, validation, test", ", ".join(map(str, s.known.counts.values()))
     yield "parameters", f"{s.parameters:,}"
     if s.latents is not None:
         kl = s.latents.kl

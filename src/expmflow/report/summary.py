@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expmflow.data import Dataset
-from expmflow.data.drawing.grids import class_columns
 from expmflow.data.kinds import Kind, Layout, Unit
 from expmflow.distributions import NonFiniteError
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.protocol import Latents
 from expmflow.numerics import ConvergenceError
 from expmflow.report.certificates import Certificate, certificates
-from expmflow.runs.evaluation import Trained
+from expmflow.runs.evaluation import Advance, Trained
 from expmflow.runs.importance import kept_results
+from expmflow.runs.reference import Reference, reference_of
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,17 @@ class Summary:
     layout: Layout
     config: dict[str, Any]
     parameters: int
-    rows: dict[str, int]
+    known: Reference
     records: list[dict[str, Any]]
-    tested: int
     test_nll: float
     test_error: float
     certificates: list[Certificate]
     round_trip: float
     sample_seconds: float
     likelihood_seconds: float
-    data: Tensor
     samples: Tensor
     density: Tensor | None = None
     is_bound: bool = False
-    columns: int | None = None
     weighted: tuple[Weighted, ...] = ()
     entropy: float | None = None
     latents: Latents | None = None
@@ -82,39 +78,36 @@ class Summary:
         return max((r["step"] for r in self.records), default=0)
 
 
-def summarise(trained: Trained) -> Summary:
-    """Measure a run: likelihoods, samples, certificates, round trips, timings; of images and graphs, on a part."""
-    data = trained.data()
-    tested, labels = tested_rows(trained, data)
+def summarise(trained: Trained, advance: Advance = lambda done: None) -> Summary:
+    """Measure a run: samples, certificates, round trips, timings; likelihoods as it keeps them, or of its data."""
+    known = reference_of(trained, advance)
     started = time.perf_counter()
-    log_prob = trained.log_likelihoods(tested, labels=labels)
-    likelihood_seconds = (time.perf_counter() - started) / len(tested)
-    shown, columns = _shown(trained, data)
+    trained.log_likelihoods(known.rows, labels=known.labels)
+    likelihood_seconds = (time.perf_counter() - started) / len(known.rows)
     started = time.perf_counter()
-    samples = trained.sample(len(shown))
+    samples = trained.sample(len(known.rows))
     sample_seconds = (time.perf_counter() - started) / len(samples)
     checked = trained.kind.report_checked
-    rows, context = trained.rows(tested[:checked]), trained.context(None if labels is None else labels[:checked])
+    labels = None if known.labels is None else known.labels[:checked]
+    rows, context = trained.rows(known.rows[:checked]), trained.context(labels)
+    nll = known.nll[known.tested]
     return Summary(
         name=trained.name,
         kind=trained.kind,
         layout=trained.layout,
         config=trained.config.model_dump(mode="json"),
         parameters=count_parameters(trained.model),
-        rows={"training": len(data.train), "validation": len(data.validation), "test": len(data.test)},
+        known=known,
         records=trained.folder.read_metrics(),
-        tested=len(tested),
-        test_nll=-float(log_prob.mean()),
-        test_error=_standard_error(log_prob),
+        test_nll=float(nll.mean()),
+        test_error=_standard_error(nll),
         certificates=certificates(trained.model, rows, context),
         round_trip=round_trip(trained, rows, context),
         sample_seconds=sample_seconds,
         likelihood_seconds=likelihood_seconds,
-        data=shown,
         samples=samples,
-        density=density(trained, shown),
+        density=density(trained, known.rows),
         is_bound=trained.model.is_bound,
-        columns=columns,
         weighted=tuple(
             Weighted(k, len(found.log_prob), -float(found.log_prob.mean()), _standard_error(found.log_prob))
             for k, found in kept_results(trained, "test").items()
@@ -122,27 +115,6 @@ def summarise(trained: Trained) -> Summary:
         entropy=trained.kind.entropy(trained.config.data.name),
         latents=trained.model.latents(rows) if len(rows) > 1 else None,
     )
-
-
-def tested_rows(trained: Trained, data: Dataset) -> tuple[Tensor, Tensor | None]:
-    """The rows that a report measures, and their labels where the model wants them."""
-    part = 2 if len(data.test) else 0
-    most = trained.kind.report_tested
-    labels = None if data.labels is None or trained.classes is None else data.labels[part][:most]
-    return (data.train, data.validation, data.test)[part][:most], labels
-
-
-def _shown(trained: Trained, data: Dataset) -> tuple[Tensor, int | None]:
-    """Training rows to look at; of a conditional model's images, all classes in turn, a column for each."""
-    count = min(trained.kind.report_rows, len(data.train))
-    columns = class_columns(trained.classes, count)
-    if columns is None or data.labels is None:
-        return data.train[:count], None
-    each = [(data.labels[0] == k).nonzero().flatten() for k in range(columns)]
-    lines = min(count // columns, *map(len, each))
-    if lines == 0:
-        return data.train[:count], None
-    return data.train[torch.stack([places[:lines] for places in each], dim=1).flatten()], columns
 
 
 def _standard_error(values: Tensor) -> float:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count
-from expmflow.data import Dataset
+from expmflow.data import DataError, Dataset
 from expmflow.data.download import Progress
-from expmflow.data.kinds import Kind, Layout, Unit
+from expmflow.data.kinds import Kind, Layout, Unit, sources
+from expmflow.data.paths import expand_home
 from expmflow.distributions import Density, NonFiniteError
 from expmflow.runs.pretrained import load
 from expmflow.runs.shipped import find_run, run_name
@@ -28,7 +29,6 @@ from expmflow.transforms import keyed_draws
 Advance = Callable[[int], None]
 LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time
 LARGEST_NUMBERS = 2**19  # and numbers in them: 170 images of CIFAR-10
-ROWS_FOR_SCORES = 10_000  # training rows that a score is measured against
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Trained:
     kind: Kind
     names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    place: Path | None = None
 
     @property
     def name(self) -> str:
@@ -71,12 +72,39 @@ class Trained:
         return min(LARGEST_BATCH, max(1, LARGEST_NUMBERS // torch.Size(self.event_shape).numel()))
 
     def data(self, progress: Progress | None = None) -> Dataset:
-        """The rows that the run was trained, validated and tested on."""
-        data = build_data(self.config.data, Randomness(self.config.train.seed), progress)
+        """The rows that the run was trained, validated and tested on; or others, which are all for the test.
+
+        `place` says where they are now, if not where they were. Rows that are not those of the run are read as it read
+        its own, whatever parts the run's were in.
+        """
+        if self.place is None:
+            data = build_data(self.config.data, Randomness(self.config.train.seed), progress)
+        else:
+            moved = self._moved(self.place, progress)
+            if moved is None:
+                rows = self.kind.read([self.place], self.layout, fit=False, progress=progress).rows
+                return Dataset(rows[:0], rows[:0], rows, levels=self.levels, kind=self.kind.name, names=self.names)
+            data = moved
         same = not self.names or not data.names or data.names == self.names
         expect(same, f"the columns {', '.join(self.names)} in the run's data", ", ".join(data.names))
         self.folder.check_data(data.digest())
         return data
+
+    def _moved(self, place: Path, progress: Progress | None) -> Dataset | None:
+        """The run's own rows at another place; None if what is there are others."""
+        taken = sources()[self.config.data.name].settings
+        setting = next((name for name in ("path", "dir") if name in taken), None)
+        if setting is None:
+            raise DataError(f"Expected a run on files for --data; got {self.name}, on {self.config.data.name}.")
+        settings = self.config.data.model_copy(update={setting: expand_home(place).absolute()})
+        began = self.folder.read_digest()
+        try:
+            data = build_data(settings, Randomness(self.config.train.seed), progress)
+        except ValueError:
+            if began is None or setting == "dir":
+                raise
+            return None
+        return data if began in (None, data.digest()) else None
 
     def rows(self, rows: Tensor) -> Tensor:
         """Rows as the model takes them."""
@@ -138,57 +166,20 @@ class Trained:
         return [self.context(torch.full((rows,), k)) for k in range(self.classes)]
 
 
-def open_run(folder: str | Path, device: str = "cpu") -> Trained:
-    """The run in a folder, or what `save_pretrained` wrote, or a model that comes with the package, by its name."""
+def open_run(folder: str | Path, device: str = "cpu", data: Path | None = None) -> Trained:
+    """The run in a folder, or what `save_pretrained` wrote, or a model that comes with the package, by its name.
+
+    Args:
+        folder: of the run.
+        device: where to compute.
+        data: where the run's data is now, if it has moved; or other data, in place of it.
+    """
     model = load(folder)
     run = RunFolder(find_run(folder))
     config, event_shape = run.read_config()
     where = torch.device(device)
     kind, names, classes = run.read_kind(), run.read_names(), run.read_class_names()
-    return Trained(run, config, event_shape, model.to(where), where, kind, names, classes)
-
-
-@dataclass(frozen=True)
-class Typicality:
-    """How far a row's likelihood is from those of the training rows: |nll − mean| / std.
-
-    Rows that are too likely are as unusual as rows that are too unlikely, so the distance counts in both directions.
-    """
-
-    mean: float
-    std: float
-    threshold: float
-
-    @classmethod
-    def of(cls, nll: Tensor, *, quantile: float = 0.99, threshold: float | None = None) -> Typicality:
-        """Measured on the training rows; beyond `threshold`, or beyond that quantile of theirs, a row is flagged.
-
-        Rows so far out that their likelihood cannot be told do not count.
-        """
-        expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
-        nll = nll[nll.isfinite()]
-        expect(len(nll) > 1, "at least two training rows with finite likelihoods", len(nll))
-        mean, std = float(nll.mean()), max(float(nll.std()), torch.finfo(nll.dtype).tiny)
-        scores = ((nll - mean).abs() / std).sort().values
-        at = min(len(scores) - 1, math.ceil(quantile * len(scores)) - 1)
-        return cls(mean, std, float(scores[at]) if threshold is None else threshold)
-
-    def score(self, nll: Tensor) -> Tensor:
-        """One number a row; the training rows have about one."""
-        return (nll - self.mean).abs() / self.std
-
-
-def auroc(scores: Tensor, reference: Tensor) -> float:
-    """How often a score is above one of the reference, equal ones counting half: 1 tells all apart, ½ none.
-
-    Example:
-        >>> auroc(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0]))
-        0.75
-    """
-    expect(len(scores) > 0 and len(reference) > 0, "at least one row on either side of an AUROC", "none")
-    ordered = reference.contiguous().sort().values
-    below = [torch.searchsorted(ordered, scores.contiguous(), right=right) for right in (False, True)]
-    return float((below[0] + below[1]).double().mean()) / (2 * len(ordered))
+    return Trained(run, config, event_shape, model.to(where), where, kind, names, classes, data)
 
 
 def tolerant_likelihood(model: Density, rows: Tensor, noise: Sequence[Tensor], context: Tensor | None) -> Tensor:

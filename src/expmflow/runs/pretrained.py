@@ -10,7 +10,15 @@ from expmflow.distributions import Density
 from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_model
 from expmflow.training.config import Config, ConfigError
-from expmflow.training.run import RunFolder, load_weights, save_config
+from expmflow.training.run import (
+    CHECKSUM,
+    RunFolder,
+    load_weights,
+    read_metadata,
+    read_tensors,
+    save_config,
+    save_weights,
+)
 
 
 def load(folder: str | Path) -> Density:
@@ -44,11 +52,14 @@ def load(folder: str | Path) -> Density:
 def save_pretrained(source: str | Path | tuple[Density, Config, Sequence[int]], folder: str | Path) -> None:
     """Write what `load` needs and no more: `config.json` and `model.safetensors`.
 
+    Of a run that keeps what its scores are measured by, that is written too, so that the copy scores without the data.
+
     Args:
         source: a run, whose best weights are taken, or a model with its config and the shape of its events.
         folder: made if it is not there.
     """
     known: dict[str, Any] = {}
+    kept: Path | None = None
     if isinstance(source, tuple):
         model, config, event_shape = source
         config = _describing(model, config, tuple(event_shape))
@@ -56,10 +67,16 @@ def save_pretrained(source: str | Path | tuple[Density, Config, Sequence[int]], 
         model, run = load(source), RunFolder(find_run(source))
         config, event_shape = run.read_config()
         known = run.read_known()
+        own = run.reference.is_file() and read_metadata(run.reference).get("weights")
+        kept = run.reference if own and own == read_metadata(run.weights).get(CHECKSUM) else None
     target = RunFolder(Path(folder))
     target.path.mkdir(parents=True, exist_ok=True)
     save_config(target.config, config, tuple(event_shape), known)
     target.save_weights(model.state_dict())
+    if kept is not None:
+        metadata = {name: value for name, value in read_metadata(kept).items() if name != CHECKSUM}
+        weights = read_metadata(target.weights)[CHECKSUM]
+        save_weights(target.reference, read_tensors(kept), {**metadata, "weights": weights})
 
 
 def _describing(model: Density, config: Config, event_shape: tuple[int, ...]) -> Config:

@@ -45,6 +45,7 @@ class DataConfig(Section):
     size: int | None = Field(None, ge=1, le=2**16, description="resize images to this height and width (images)")
     crop: bool = Field(True, description="cut the middle out before resizing, instead of squashing (images)")
     channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
+    skip_broken: bool = Field(False, description="leave out files that are no images, with a warning (images)")
     flip: bool = Field(False, description="turn half of the training images left to right (images)")
     shift: int = Field(0, ge=0, description="move training images by up to so many pixels each way (images)")
 
@@ -239,7 +240,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
 def _forget_own(config: Any) -> None:
     """Of a config whose data is replaced by other data: what it said about the user's own files."""
     if isinstance(config.get("data"), Mapping):
-        for key in ("path", "size", "crop", "channels"):
+        for key in ("path", "size", "crop", "channels", "skip_broken"):
             config["data"].pop(key, None)
 
 

@@ -58,6 +58,10 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def reference(self) -> Path:
+        return self.path / "reference.safetensors"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -240,27 +244,41 @@ def _read_values(path: Path) -> dict[str, Any]:
     return values
 
 
-def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Replace a safetensors file whole; it carries the checksum of its own tensors."""
     temporary = path.with_name(f".{path.name}.tmp")
     kept = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
-    write_tensors(temporary, kept, metadata={CHECKSUM: _checksum(kept)})
+    write_tensors(temporary, kept, metadata={**(metadata or {}), CHECKSUM: _checksum(kept)})
     os.replace(temporary, path)
     flush_directory(path.parent)
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Put into a model what `save_weights` wrote, held against its checksum; other safetensors files have none."""
+def read_metadata(path: Path) -> dict[str, str]:
+    """The words beside the tensors of a safetensors file."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"Expected weights in {path}; got no regular file.")
     try:
         with safe_open(path, framework="pt") as file:
-            expected = (file.metadata() or {}).get(CHECKSUM)
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"Expected weights in {path}; got: {error}.") from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """What `save_weights` wrote, held against its checksum; other safetensors files have none."""
+    expected = read_metadata(path).get(CHECKSUM)
+    try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"Expected weights in {path}; got: {error}.") from None
     if expected is not None and expected != _checksum(tensors):
         raise CheckpointError(f"Expected the weights in {path} to have the checksum beside them; got another.")
+    return tensors
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Put into a model what `save_weights` wrote."""
+    tensors = read_tensors(path)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

@@ -41,7 +41,6 @@ class Graphs(Kind):
     models: ClassVar[tuple[str, ...]] = ("graph",)
     files: ClassVar[str] = ".npy files of graphs"
     formats: ClassVar[tuple[str, ...]] = (".npy", ".csv", ".png")
-    report_tested: ClassVar[int | None] = 20_000
 
     def __init__(self) -> None:
         self.sources: Mapping[str, Source] = {

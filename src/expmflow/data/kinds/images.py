@@ -32,7 +32,7 @@ from expmflow.data.kinds.vectors import array_axes
 from expmflow.data.own import load_image_files
 
 MOST_CLASSES = 50  # in a description
-OWN = ("path", "size", "crop", "channels", "validation", "test")
+OWN = ("path", "size", "crop", "channels", "skip_broken", "validation", "test")
 CHANGES = ("flip", "shift")  # of training rows
 
 
@@ -47,7 +47,7 @@ class Images(Kind):
     takes_fit: ClassVar[bool] = True
     shown_samples: ClassVar[int] = 64
     report_rows: ClassVar[int] = 36
-    report_tested: ClassVar[int | None] = 500
+    measured_rows: ClassVar[int] = 500
     report_checked: ClassVar[int] = 64
     extremes: ClassVar[int] = 18
 

@@ -16,6 +16,7 @@ from expmflow.data.download import Progress
 from expmflow.data.drawing.columns import columns_figure
 from expmflow.data.drawing.panels import save_figure
 from expmflow.data.errors import DataError
+from expmflow.data.gaussian import gaussian_nll
 from expmflow.data.kinds.base import (
     NATS,
     Description,
@@ -59,6 +60,9 @@ class Vectors(Kind):
 
     def unit(self, event_shape: tuple[int, ...]) -> Unit:
         return NATS
+
+    def baselines(self, train: Tensor, rows: Tensor) -> dict[str, float]:
+        return {"a Gaussian of full covariance": gaussian_nll(train, rows)}
 
     def read(self, files: Sequence[Path], layout: Layout, *, fit: bool, progress: Progress | None) -> Rows:
         return Rows.of_files(files, [_like(file, layout) for file in files])
