@@ -115,3 +115,39 @@ def test_iterations_of_trained_layers():
         flow.sample(8)
     assert max(layer.last_iterations for layer in list(chain)[1:]) <= MOST_ITERATIONS_TRAINED
     assert (back - x).norm() <= LARGEST_ERROR * x.norm()
+
+
+LINEAR = {
+    "emerging": lambda: T.Emerging(SHAPE[0]),
+    "periodic": lambda: T.PeriodicConv(SHAPE[0]),
+    "woodbury": lambda: T.Chain([T.Conv1x1(SHAPE[0]), T.Woodbury(*SHAPE, 4, 24)]),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_trained_linear_layers(name):
+    """Maximum likelihood on smooth images, which linear layers make white; float32 there and back."""
+    torch.manual_seed(0)
+    chain = T.Chain([T.ActNorm(SHAPE[0]), *(LINEAR[name]() for _ in range(4))])
+    flow = ef.Flow(chain, ef.distributions.StandardNormal(SHAPE))
+    optimizer = torch.optim.Adam(flow.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(40):
+        x = torch.nn.functional.avg_pool2d(torch.randn(8, SHAPE[0], 10, 10), 3, stride=1)
+        loss = -flow(x).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[1] - 50  # it has learned something
+    flow.eval()
+    with torch.no_grad():
+        back = flow.decode(flow.encode(x))
+        z, logdet = chain(x)
+        single, logdet_back = chain.inverse(z)
+        exact, exact_logdet = chain.double()(x.double())
+    assert (back - x).norm() <= LARGEST_ERROR * x.norm()
+    torch.testing.assert_close(single, back)
+    torch.testing.assert_close(logdet_back, -logdet, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(z.double(), exact, rtol=0, atol=1e-3)
+    torch.testing.assert_close(logdet.double(), exact_logdet, rtol=1e-5, atol=1e-3)
