@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -126,11 +125,13 @@ def _at_times(
 ) -> Tensor:
     """All times in one sweep: each starts where its predecessor on the same side of zero arrived, or again from x.
 
-    Errors add up along the way, so it takes at most half as many products again as lead straight from x to where it is.
+    Errors add up along the way. Where they would exceed the tolerance, it may take half as many products again as lead
+    straight from x to where it is, and no more.
     """
     if terms is not None:
         return torch.stack([apply_at(op, x, t, tol, terms, gradient) for t in times])
-    half = (default_tol(x.dtype) if tol is None else tol) / 2
+    asked = default_tol(x.dtype) if tol is None else tol
+    half = asked / 2
     values = [float(t.detach()) for t in times]
     # at time zero the value is x, and the derivative A x
     arrived = [apply_at(op, x, t, half, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)]
@@ -139,31 +140,30 @@ def _at_times(
         ahead = [k for k in order if values[k] * side > 0]
         if not ahead:
             continue
-        last = values[ahead[-1]]
-        share = half / min(len(ahead), 1.5 * plan_for(op, last, x.shape[1:], x.dtype, half).products)
-        straight = _products_from_zero(op, x, last, share)
-        value, now, spent = x, torch.zeros((), dtype=x.dtype, device=x.device), 0
+        sign, last = torch.tensor(side, dtype=torch.float64), abs(values[ahead[-1]])
+        plans = _plans(float(op.norm_bound(x.shape[1:])), float(log_norm_at(op, sign, x.shape[1:])), x.dtype)
+        share = half / min(len(ahead), 1.5 * plans(last, half).products)
+        value, now = x, torch.zeros((), dtype=x.dtype, device=x.device)
+        spent, off = 0, 0.0
         for k in ahead:
-            step = times[k] - now
-            spent += plan_for(op, step, x.shape[1:], x.dtype, share).products
-            if spent > 1.5 * (direct := straight(values[k] / last)):
-                value, step, spent, within = x, times[k], direct, half
-            else:
-                within = share
+            step, within = times[k] - now, share
+            link = plans(abs(float(step.detach())), share)
+            spent, off = spent + link.products, off + link.error_bound
+            # in sixteenths of the last time, from the first: tolerances that are doubled make plans cheaper again
+            if off > asked and spent > 1.5 * max(
+                plans(last * i / 16, share).products for i in range(1, math.ceil(16 * abs(values[k]) / last) + 1)
+            ):
+                value, step, within = x, times[k], half
+                straight = plans(abs(values[k]), half)
+                spent, off = straight.products, straight.error_bound
             value, now = apply_at(op, value, step, within, None, gradient), times[k]
             arrived[k] = value
     return torch.stack(arrived)
 
 
-def _products_from_zero(op: LinearOperator, x: Tensor, last: float, tol: float) -> Callable[[float], int]:
-    """How many products lead from time zero to a share of the `last` time, which is rounded up to a sixteenth."""
-
-    @cache
-    def products(sixteenths: int) -> int:
-        plan = plan_for(op, last * sixteenths / 16, x.shape[1:], x.dtype, tol)
-        return max(plan.products, products(sixteenths - 1)) if sixteenths > 1 else plan.products
-
-    return lambda share: products(math.ceil(16 * share))
+def _plans(norm: float, log_norm: float, dtype: torch.dtype) -> Callable[[float, float], SeriesPlan]:
+    """The plan for t·A, t ≥ 0, within a tolerance, from numbers alone."""
+    return lambda t, tol: plan_series(norm * t, tol, dtype, log_norm=log_norm * t)
 
 
 def _check_overflow(z: Tensor, x: Tensor) -> None:
@@ -176,7 +176,9 @@ def _check_overflow(z: Tensor, x: Tensor) -> None:
 
 
 def _is_finite(x: Tensor) -> bool:
-    return x.numel() == 0 or all(math.isfinite(float(extreme)) for extreme in torch.aminmax(x))
+    if x.numel() == 0 or math.isfinite(float(x.sum())):
+        return True
+    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(x))  # the sum alone may overflow
 
 
 def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor | list[Tensor]:

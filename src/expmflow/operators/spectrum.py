@@ -66,9 +66,11 @@ def symbol(kernel: Tensor, groups: int, points: Sequence[int], spacing: Sequence
 
 def largest_singular_value(matrices: Tensor) -> Tensor:
     """max σ over a batch of matrices, from the eigenvalues of the Gram matrices (cheaper than an SVD)."""
-    size = matrices.abs().amax()
-    matrices = matrices / torch.where(size > 0, size, 1)  # squares of very small or large numbers are none
-    return torch.linalg.eigvalsh(matrices.mH @ matrices).amax().clamp_min(0).sqrt() * size
+    least, largest = map(float, torch.aminmax(torch.view_as_real(matrices)))
+    size = max(-least, largest)
+    if size == 0 or 1e-100 < size < 1e100 or not math.isfinite(size):
+        return torch.linalg.eigvalsh(matrices.mH @ matrices).amax().clamp_min(0).sqrt()
+    return largest_singular_value(matrices / size) * size  # squares of such numbers are none
 
 
 def hermitian_range(matrices: Tensor) -> tuple[Tensor, Tensor]:
