@@ -11,6 +11,7 @@ import torch
 
 import expmflow as ef
 from cli_runs import run_command
+from expmflow.data import Dataset, binarized
 from kind_runs import STEPS, train_kind
 
 IMAGES = (
@@ -75,6 +76,22 @@ def test_every_command(run: Path, here: Path):
     for arguments in (("train", "vae-mnist"), ("evaluate", run), ("sample", run), ("report", run)):
         outcome = run_command(*arguments, "--dry-run", *(["data.name=digits"] if arguments[0] == "train" else []))
         assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("name", ["binarized-mnist", "dynamic-mnist"])
+def test_black_and_white_images_are_measured_in_nats(name: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randint(256, (n, 1, 8, 8), generator=generator, dtype=torch.uint8) for n in (40, 8, 12)]
+    grey = Dataset(*parts, levels=256, kind="images")
+    monkeypatch.delenv("EXPMFLOW_DATA", raising=False)
+    monkeypatch.setattr(binarized, "load_mnist", lambda name, folder, progress: grey)
+    run = train_kind(here / "run", IMAGES, f"data.name={name}")
+    assert ef.load(run).levels == 2
+    found = result("evaluate", run)
+    assert 20 < found["nll"] < 80  # 64 pixels: 44 nats if each were black or white alike
+    assert run_command("report", run).code == 0
+    assert "test −ELBO (nats)" in (run / "report.html").read_text()
+    assert "bits per dimension" not in (run / "report.html").read_text()
 
 
 def test_a_vae_is_loaded(run: Path):

@@ -103,6 +103,17 @@ def test_samples_have_the_covariance_of_the_model():
     torch.testing.assert_close(x.mean(0), vae.decoder.bias.detach(), rtol=0, atol=0.03)
 
 
+def test_copies_of_one_row_are_encoded_once():
+    vae, x, noise = own_networks(), torch.randint(2, (1, 1, 4, 4)), torch.randn(5, 4)
+    seen: list[int] = []
+    vae.encoder.register_forward_hook(lambda module, received, out: seen.append(len(out)))
+    with torch.no_grad():
+        copies = vae(x.expand(5, 1, 4, 4), noise=noise)
+        each = vae(x.repeat(5, 1, 1, 1), noise=noise)
+    assert seen == [1, 5]
+    torch.testing.assert_close(copies, each)
+
+
 def own_networks() -> VAE:
     flow = T.Chain([T.HouseholderSylvester(4, 2, amortized=True) for _ in range(2)])
     posterior = ef.distributions.FlowPosterior(flow, ef.distributions.AmortizedGaussian((4,)))
