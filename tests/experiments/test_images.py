@@ -19,7 +19,7 @@ from expmflow.experiments.images import ImageTable, Setting
 from expmflow.experiments.mixing import MIXING
 from expmflow.experiments.registry import EXPERIMENTS
 from expmflow.experiments.residual import RESIDUAL
-from expmflow.experiments.values import Values, paired_differences
+from expmflow.experiments.values import Values, likelihood_comparisons, paired_differences
 from expmflow.nn import ConvNet
 from expmflow.training.build import build_model
 from expmflow.training.checkpoint import newest_checkpoint
@@ -310,6 +310,19 @@ class TestDifferences:
             Values.load(tmp_path / "folder", "row")
         with pytest.raises(ValueError, match="Expected the likelihoods of the test images in"):
             Values.load(tmp_path / "folder", "other")
+
+    def test_the_paper_beside_seeds_that_are_averaged(self):
+        paper = {"elbo": 3.285, "elbo_error": 0.008}
+        rows = [
+            {"model": "1x1", "paper": paper, "elbo": elbo, "nll": None, "elbo_standard_error": 0.5}
+            for elbo in (4.0, 4.2)
+        ]
+        (several,) = likelihood_comparisons(rows, {"1x1": "1×1"})
+        (single,) = likelihood_comparisons(rows[:1], {"1x1": "1×1"})
+        assert (several.of, several.unit, several.paper) == ("1×1", "−ELBO, bits per dimension", 3.285)
+        assert several.ours == pytest.approx(4.1)
+        assert several.error == pytest.approx(0.2 / 2**0.5)
+        assert (single.ours, single.error, single.paper_error) == (4.0, 0.5, 0.008)
 
     def test_what_is_not_finite_is_refused(self):
         with pytest.raises(ValueError, match="Expected a finite likelihood of every test image"):

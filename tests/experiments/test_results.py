@@ -10,7 +10,13 @@ import torch
 
 import expmflow as ef
 from expmflow.data.graphs import MIXTURES
+from expmflow.distributions.describe import count_parameters
 from expmflow.experiments import graph
+from expmflow.experiments.images import ImageTable
+from expmflow.experiments.page import BEGIN, END, page_text, update_page
+from expmflow.experiments.registry import EXPERIMENTS
+from expmflow.experiments.values import Values
+from expmflow.training.build import build_model
 from expmflow.training.config import Config, TrainConfig, parse_config
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -64,3 +70,53 @@ def test_new_graphs_have_the_likelihood_that_the_table_states(preset, row):
     assert abs(float(nats.mean()) - row["nats_per_node"]) < 5 * float(nats.std()) / GRAPHS**0.5
     scale = (row["test_graphs"] / GRAPHS) ** 0.5
     assert row["standard_error"] * scale == pytest.approx(float(nats.std()) / GRAPHS**0.5, rel=0.3)
+
+
+IMAGE_TABLES = [table for table in EXPERIMENTS.values() if isinstance(table, ImageTable)]
+IMAGE_ROWS = [
+    pytest.param(table, row, id=f"{table.name}-{table.row_name(row)}")
+    for table in IMAGE_TABLES
+    for row in table.load(table.results_file(RESULTS, table.main))
+]
+
+
+@pytest.mark.parametrize("table", IMAGE_TABLES, ids=lambda table: table.name)
+def test_the_text_of_an_image_table_is_that_of_its_rows(table: ImageTable):
+    path = table.results_file(RESULTS, table.main)
+    if not path.exists():
+        pytest.skip("no row of it is here yet")
+    contents = json.loads(path.read_text())
+    assert path.with_suffix(".md").read_text() == table.text(contents, table.main)
+    assert contents["differences"] == table.more(contents["rows"], path.with_suffix(""))["differences"]
+
+
+@pytest.mark.parametrize(("table", "row"), IMAGE_ROWS)
+def test_an_image_row_is_what_its_images_say(table: ImageTable, row: dict):
+    """Means and errors of the likelihoods beside it; sizes and steps of the preset."""
+    (asked,) = (r for r in table.rows(table.main) if r.name == table.row_name(row))
+    config = asked.config(table.main)
+    assert (row["steps"], row["batch_size"]) == (config.train.steps, config.train.batch_size)
+    assert row["parameters"] == count_parameters(build_model(config, (3, 32, 32)))
+    assert row["lr"] == float(min(row["tried"], key=lambda rate: row["tried"][rate] or float("inf")))
+    measured = Values.load(table.results_file(RESULTS, table.main).with_suffix(""), asked.name).measures()
+    for name, value in measured.items():
+        assert value is row[name] is None or row[name] == pytest.approx(value, abs=1e-5)
+
+
+def test_the_page_has_the_numbers_of_all_tables():
+    text = (RESULTS / "README.md").read_text()
+    assert text.partition(BEGIN)[2].partition(END)[0].strip() == page_text(RESULTS).strip()
+
+
+def test_a_page_is_brought_up_to_date(tmp_path: Path):
+    assert not update_page(tmp_path)
+    (tmp_path / "graph.json").write_text((RESULTS / "graph.json").read_text())
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}old\n{END}after\n")
+    assert update_page(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| mog-4, gnf-exp | nats per node | 3.680 ± 0.017 | 3.683 ± 0.014 | +0.003 |" in text
+    assert update_page(tmp_path)
+    assert (tmp_path / "README.md").read_text() == text

@@ -13,6 +13,7 @@ import typer
 from expmflow._validation import expect, expect_one_of
 from expmflow.cli.console import Device, device_named, progress, result, say, speaks
 from expmflow.experiments.experiment import Experiment, Row
+from expmflow.experiments.page import update_page
 from expmflow.experiments.registry import EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def reproduce(
                 continue
             found = table.measure(row, preset, place, path.with_suffix(""), device=device)
         table.save(path, [*table.load(path), found], preset)
+        update_page(results)
         say(f"{row.name}: {table.summary(found)}")
     if not dry_run:
         say(f"The table is in {path.with_suffix('.md')}")

@@ -54,4 +54,4 @@ SETTINGS = {
     **full(sizes({"no-ar-matched": 2208}), sizes({"no-ar-matched": 1872})),
 }
 
-ABLATION = ImageTable("ablation", "Sylvester flows without their parts", ABOUT, CELLS, SETTINGS)
+ABLATION = ImageTable("ablation", "Table 3", "Sylvester flows without their parts", ABOUT, CELLS, SETTINGS)

@@ -6,6 +6,7 @@ import json
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,6 +22,27 @@ TIMED_STEPS, WARM_STEPS = 24, 4
 
 Result = dict[str, Any]
 """What came out of one row, as it stands in the results file."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A number of the paper, and ours.
+
+    Args:
+        of: the row.
+        unit: what it is a number of.
+        paper, ours: the two; None where the paper has none.
+        paper_error, error: their error bars, if they have any.
+        digits: to round to.
+    """
+
+    of: str
+    unit: str
+    paper: float | None
+    ours: float
+    paper_error: float | None = None
+    error: float | None = None
+    digits: int = 3
 
 
 class Row(Protocol):
@@ -45,6 +67,9 @@ class Experiment(ABC, Generic[R]):
     """
 
     name: str
+    of_paper: str
+    """What it is in the paper."""
+
     presets: Mapping[str, str]
     """Names, and what each of them is."""
 
@@ -80,6 +105,10 @@ class Experiment(ABC, Generic[R]):
     @abstractmethod
     def summary(self, result: Result) -> str:
         """A row's result in a few words."""
+
+    def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
+        """The paper's numbers beside ours, seeds averaged, from the contents of the results file."""
+        return []
 
     def step_time(self, row: R, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
         """Seconds of a training step of the row, on this machine as it is now."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from expmflow.data.graphs import MIXTURES
-from expmflow.experiments.experiment import Experiment, Result, step_seconds
+from expmflow.experiments.experiment import Comparison, Experiment, Result, step_seconds
 from expmflow.experiments.table import markdown_table
 from expmflow.runs.evaluation import open_run
 from expmflow.runs.pretrained import save_pretrained
@@ -159,6 +159,7 @@ class GraphTable(Experiment[Row]):
 
     def __init__(self) -> None:
         self.name = "graph"
+        self.of_paper = "Table 4"
         self.presets = {
             "laptop": "short",
             "paper": "the paper's length",
@@ -210,6 +211,16 @@ class GraphTable(Experiment[Row]):
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:
         return results_text(table["rows"], preset)
+
+    def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
+        found = []
+        for data, model in dict.fromkeys((r["data"], r["model"]) for r in table["rows"]):
+            cell = [r for r in table["rows"] if (r["data"], r["model"]) == (data, model)]
+            nats = [r["nats_per_node"] for r in cell]
+            error = stdev(nats) if len(nats) > 1 else cell[0]["standard_error"]
+            paper, paper_error = cell[0]["paper"], cell[0]["paper_error"]
+            found.append(Comparison(f"{data}, {model}", "nats per node", paper, mean(nats), paper_error, error))
+        return found
 
     def summary(self, result: Result) -> str:
         return f"{result['nats_per_node']:.4f} nats per node (paper {result['paper']:.2f})"

@@ -15,9 +15,9 @@ from expmflow._validation import expect
 from expmflow.distributions import bits_per_dim
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.curves import draw_curves
-from expmflow.experiments.experiment import Experiment, Result, median_step, step_seconds
+from expmflow.experiments.experiment import Comparison, Experiment, Result, median_step, step_seconds
 from expmflow.experiments.image_text import table_text
-from expmflow.experiments.values import Values, paired_differences
+from expmflow.experiments.values import Values, likelihood_comparisons, paired_differences
 from expmflow.runs.evaluation import open_run
 from expmflow.runs.importance import importance_estimates, results_file
 from expmflow.runs.pretrained import save_pretrained
@@ -122,6 +122,7 @@ class ImageTable(Experiment[ImageRow]):
 
     Args:
         name: of the table.
+        of_paper: what it is in the paper.
         title: its heading.
         about: what its rows have in common.
         cells: its rows.
@@ -132,6 +133,7 @@ class ImageTable(Experiment[ImageRow]):
     def __init__(
         self,
         name: str,
+        of_paper: str,
         title: str,
         about: str,
         cells: Sequence[Cell],
@@ -139,6 +141,7 @@ class ImageTable(Experiment[ImageRow]):
         weights: Sequence[str] = (),
     ) -> None:
         self.name = name
+        self.of_paper = of_paper
         self.title = title
         self.about = about
         self.cells = tuple(cells)
@@ -249,6 +252,10 @@ class ImageTable(Experiment[ImageRow]):
         row = self.rows(preset)[0]
         about = f"{self.about} {setting.choices}".strip()
         return table_text(table, title=self.title, about=about, labels=labels, config=row.config(preset))
+
+    def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
+        labels = {cell.name: cell.label or cell.name for cell in self.cells}
+        return likelihood_comparisons(table["rows"], labels)
 
     def draw(self, table: Mapping[str, Any], path: Path) -> None:
         labels = {cell.name: cell.label or cell.name for cell in self.cells}

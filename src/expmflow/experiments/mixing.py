@@ -125,4 +125,4 @@ SETTINGS = {
     ),
 }
 
-MIXING = ImageTable("mixing", "Mixing layers between couplings", ABOUT, CELLS, SETTINGS)
+MIXING = ImageTable("mixing", "Table 1", "Mixing layers between couplings", ABOUT, CELLS, SETTINGS)

@@ -158,6 +158,7 @@ SETTINGS = {
 
 RESIDUAL = ImageTable(
     "residual",
+    "Table 2",
     "Couplings, residual blocks and Sylvester flows",
     ABOUT,
     CELLS,

@@ -12,9 +12,9 @@ import torch
 
 from expmflow._validation import expect_type
 from expmflow.distributions.describe import count_parameters
-from expmflow.experiments.experiment import Experiment, Result, median_step, step_seconds
+from expmflow.experiments.experiment import Comparison, Experiment, Result, median_step, step_seconds
 from expmflow.experiments.vae_text import vae_text
-from expmflow.experiments.values import Values, paired_differences
+from expmflow.experiments.values import Values, likelihood_comparisons, paired_differences
 from expmflow.models.vae import VAE
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.runs.importance import importance_estimates, results_file
@@ -99,6 +99,7 @@ class VAETable(Experiment[VAERow]):
     """
 
     name = "vae"
+    of_paper = "Table 5"
     main = "laptop"
 
     def __init__(self, presets: Mapping[str, Preset], labels: Mapping[str, str], paper: Paper) -> None:
@@ -180,6 +181,10 @@ class VAETable(Experiment[VAERow]):
     def text(self, table: Mapping[str, Any], preset: str) -> str:
         configs = {row.images: row.config(preset) for row in self.rows(preset)}
         return vae_text(table, labels=self.labels, configs=configs, choices=self.of_presets[preset].choices)
+
+    def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
+        labels = {r["model"]: f"{r['images']}, {self.labels[r['posterior']]}" for r in table["rows"]}
+        return likelihood_comparisons(table["rows"], labels)
 
     def summary(self, result: Result) -> str:
         paper = result["paper"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from expmflow._validation import expect
 from expmflow.data import DataError
+from expmflow.experiments.experiment import Comparison, Result
 
 
 @dataclass(frozen=True)
@@ -90,4 +92,19 @@ def paired_differences(values: Mapping[tuple[str, int], Values], against: Mappin
                 mean, error = mean_and_error(ours[:count] - theirs[:count])
                 difference |= {name: mean, f"{name}_standard_error": error}
         found.append(difference)
+    return found
+
+
+def likelihood_comparisons(rows: Sequence[Result], labels: Mapping[str, str]) -> list[Comparison]:
+    """The paper's −ELBO and NLL of each model beside ours, seeds averaged."""
+    found = []
+    for model in dict.fromkeys(r["model"] for r in rows):
+        cell = [r for r in rows if r["model"] == model]
+        paper, unit = cell[0]["paper"], cell[0].get("unit", "bits per dimension")
+        for name, measure in (("elbo", "−ELBO"), ("nll", "NLL")):
+            values = [r[name] for r in cell if r[name] is not None]
+            if values:
+                error = stdev(values) if len(values) > 1 else cell[0][f"{name}_standard_error"]
+                bars = paper.get(f"{name}_error"), error
+                found.append(Comparison(labels[model], f"{measure}, {unit}", paper.get(name), mean(values), *bars))
     return found

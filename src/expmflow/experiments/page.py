@@ -1,0 +1,65 @@
+"""All tables of the paper on one page, beside ours: a part of `results/README.md`.
+
+After `expmflow reproduce` it is up to date; `python -m expmflow.experiments.page results` writes it again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from expmflow._validation import expect
+from expmflow.experiments.experiment import Comparison
+from expmflow.experiments.registry import EXPERIMENTS
+from expmflow.experiments.table import markdown_table
+from expmflow.training.files import write_text
+
+BEGIN, END = "<!-- begin numbers -->\n", "<!-- end numbers -->\n"
+HEADER = ["row", "measure", "paper", "ours", "ours − paper"]
+
+
+def page_text(results: Path) -> str:
+    """The paper | ours | difference, of every table that there are results of."""
+    return "\n".join(_sections(results))
+
+
+def update_page(results: Path) -> bool:
+    """Write the tables between the marks of `README.md` in the folder; False if there is no such page."""
+    page = results / "README.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    if BEGIN not in text or END not in text:
+        return False
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    write_text(page, f"{before}{BEGIN}\n{page_text(results)}\n{END}{after}")
+    return True
+
+
+def _sections(results: Path) -> Iterator[str]:
+    for name, experiment in sorted(EXPERIMENTS.items(), key=lambda item: item[1].of_paper):
+        path = experiment.results_file(results, experiment.main)
+        if not path.exists():
+            continue
+        experiment.load(path)  # refuses what is no table
+        found = experiment.comparisons(json.loads(path.read_text(encoding="utf-8")))
+        command = f"`expmflow reproduce {name} --preset {experiment.main}`"
+        yield f"### {experiment.of_paper}\n\n{command}; more in [{name}.md]({name}.md).\n"
+        yield markdown_table(HEADER, [_line(comparison) for comparison in found])
+
+
+def _line(c: Comparison) -> list[str]:
+    difference = "–" if c.paper is None else f"{c.ours - c.paper:+.{c.digits}f}"
+    return [c.of, c.unit, _number(c.paper, c.paper_error, c.digits), _number(c.ours, c.error, c.digits), difference]
+
+
+def _number(value: float | None, error: float | None, digits: int) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+if __name__ == "__main__":
+    expect(len(sys.argv) == 2, "the folder of the results", f"{len(sys.argv) - 1} arguments")
+    expect(update_page(Path(sys.argv[1])), f"a README.md with {BEGIN.strip()} in {sys.argv[1]}", "none")
