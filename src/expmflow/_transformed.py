@@ -12,3 +12,24 @@ def transformed(*tensors: Tensor) -> bool:
         return False
     kinds = (torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor)
     return any(kind(tensor) for tensor in tensors for kind in kinds)
+
+
+def batched(*tensors: Tensor) -> bool:
+    """Whether these stand for many inside `torch.vmap`, on whatever level."""
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if torch._C._functorch.is_batchedtensor(tensor):
+                return True
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+    return False
+
+
+def largest_of_all(value: float | Tensor) -> float:
+    """The largest entry of all that a tensor stands for: one number that is right for all of them."""
+    if not isinstance(value, Tensor) or not transformed(value):
+        return float(value)
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return float(value.detach().amax())

@@ -58,3 +58,9 @@ def expect_count(value: object, name: str, *, at_least: int = 1) -> None:
     expect_type(whole, f"{name} to be a whole number", repr(value))
     if isinstance(value, int):
         expect(value >= at_least, f"{name} of at least {at_least}", value)
+
+
+def expect_untraced(what: str) -> None:
+    """Raise inside `torch.jit.trace`, for `what` would be recorded as it is for one input and be wrong for others."""
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    expect(not tracing, f"no torch.jit.trace around {what}", "one: use torch.compile or torch.export")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._precision import without_autocast
-from expmflow._transformed import transformed
+from expmflow._transformed import batched, transformed
 from expmflow._validation import expect
 from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
@@ -206,6 +206,7 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
     """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training."""
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
     weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
+    expect(not batched(weight), "one weight to follow in training", "many inside torch.vmap: call eval() first")
     with torch.no_grad(), without_autocast(weight.device.type):
         for step in before:
             weight = step(weight)

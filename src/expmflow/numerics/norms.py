@@ -8,6 +8,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from expmflow._transformed import batched
 from expmflow._validation import expect, expect_count
 from expmflow.operators import LinearOperator
 
@@ -64,6 +65,7 @@ def power_iteration(
     expect_count(iterations, "iterations", at_least=0)
     shape = (op.batch_size or 1, *event_shape)
     if start is None:
+        expect(not batched(*op.parameters), "a start, inside torch.vmap, which draws no numbers", "none")
         like = op.parameters[0] if op.parameters else torch.empty(0)
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)

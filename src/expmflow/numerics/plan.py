@@ -24,6 +24,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from expmflow._transformed import largest_of_all
 from expmflow._validation import expect, expect_count, expect_type
 
 _ROUNDINGS_PER_PRODUCT = 1.5
@@ -102,7 +103,7 @@ def plan_series(
         >>> plan.truncation_bound < plan.error_bound < plan.proven_bound < 1e-4
         True
     """
-    rho, mu = float(norm), max(float(log_norm), 0.0)
+    rho, mu = largest_of_all(norm), max(largest_of_all(log_norm), 0.0)
     expect(math.isfinite(rho) and rho >= 0, "a finite norm of at least 0", rho)
     expect(math.isfinite(mu), "a finite log-norm", mu)
     expect_type(dtype.is_floating_point, "a real floating-point dtype", dtype)
@@ -112,7 +113,7 @@ def plan_series(
     if sum_length is None:
         return plan
     expect_count(sum_length, "sum_length", at_least=0)
-    absolute = math.sqrt(sum_length) * rho if absolute_norm is None else float(absolute_norm)
+    absolute = math.sqrt(sum_length) * rho if absolute_norm is None else largest_of_all(absolute_norm)
     return with_rounding(plan, proven_rounding(rho, plan, unit, min(mu, rho), sum_length, absolute))
 
 

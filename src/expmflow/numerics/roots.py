@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from expmflow._transformed import largest_of_all
+from expmflow._validation import expect_untraced
 from expmflow.numerics.solve import ConvergenceError, Solution
 
 MAX_ROUNDS = 400  # bisection alone halves 64 bits six times over in so many
@@ -18,6 +20,7 @@ def tanh_root(v: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
     Newton's steps inside a bracket that shrinks, bisection where they would leave it or stall. Without a gradient.
     Raises `ConvergenceError` if an entry does not settle, as one that is not finite.
     """
+    expect_untraced("an iteration, whose rounds depend on its input")
     with torch.no_grad():
         v, gain, slope, offset = torch.broadcast_tensors(v, gain, slope, offset)
         low, high = v - gain.abs(), v + gain.abs()
@@ -32,10 +35,11 @@ def tanh_root(v: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
             newton = a - defect / rise
             good = (newton >= low) & (newton <= high) & (2 * defect.abs() <= last * rise)
             moved = torch.where(good, newton, (low + high) / 2)
-            if bool(((defect.abs() <= floor) | (moved == a)).all()):
+            settled = (defect.abs() <= floor) | (moved == a)  # NaN is not
+            if not largest_of_all((~settled).any()):
                 return a
             a, last = moved, (moved - a).abs()
-    worst = float(defect.abs().amax())
+    worst = largest_of_all(defect.abs().amax())
     raise ConvergenceError(
         f"Expected a root of a + gain · tanh(slope · a + offset) − v within {MAX_ROUNDS} rounds; got {worst:g} left. "
         "There is one root if gain · slope > −1 and all are finite.",
@@ -53,6 +57,7 @@ def substitute(step: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
         step: maps `(batch, *event)` to the same shape, each row on its own.
         start: where to begin.
     """
+    expect_untraced("an iteration, whose rounds depend on its input")
     eps, largest = torch.finfo(start.dtype).eps, torch.finfo(start.dtype).max ** 0.25
     rounds = start[:1].numel() + 1
     x, change = start, start.new_zeros(())
@@ -62,9 +67,9 @@ def substitute(step: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
         change = (moved - x).abs() / x.abs().clamp_min(1)
         change = torch.where(moved.abs() <= largest, change, torch.inf)  # NaN is not, either
         x = moved
-        if x.numel() == 0 or bool((change <= 4 * eps).all()):
-            return Solution(x, done, float(change.amax()) if x.numel() else 0.0, True)
-    worst = float(change.amax())
+        if x.numel() == 0 or largest_of_all(change.amax()) <= 4 * eps:
+            return Solution(x, done, largest_of_all(change.amax()) if x.numel() else 0.0, True)
+    worst = largest_of_all(change.amax())
     solution = Solution(x, rounds, worst, worst <= 64 * eps)
     if not solution.converged:
         raise ConvergenceError(

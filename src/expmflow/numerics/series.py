@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from expmflow._precision import without_autocast
-from expmflow._transformed import transformed
+from expmflow._transformed import batched, largest_of_all, transformed
 from expmflow._validation import expect, expect_count, expect_one_of, expect_tensor, expect_type
 from expmflow.numerics.gradient import apply_recomputing, apply_recording
 from expmflow.numerics.graph_series import apply_graph_series, has_graph_series
@@ -141,7 +141,8 @@ def _at_times(
         if not ahead:
             continue
         sign, last = torch.tensor(side, dtype=torch.float64), abs(values[ahead[-1]])
-        plans = _plans(float(op.norm_bound(x.shape[1:])), float(log_norm_at(op, sign, x.shape[1:])), x.dtype)
+        bounds = op.norm_bound(x.shape[1:]), log_norm_at(op, sign, x.shape[1:])
+        plans = _plans(largest_of_all(bounds[0]), largest_of_all(bounds[1]), x.dtype)
         share = half / min(len(ahead), 1.5 * plans(last, half).products)
         value, now = x, torch.zeros((), dtype=x.dtype, device=x.device)
         spent, off = 0, 0.0
@@ -193,6 +194,7 @@ def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor 
     fits = several.ndim == 0 or (several.ndim == 1 and several.shape[0] > 0)
     expect(fits, "t to be a number or a vector of times", f"shape {tuple(several.shape)}")
     if not torch.compiler.is_compiling():
+        expect(not batched(several), "one t for all that torch.vmap maps over, or a vector of times", "one for each")
         expect(bool(torch.isfinite(several).all()), "finite times t", "NaN or infinity in them")
     return several if several.ndim == 0 else list(several.unbind())
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from expmflow._validation import expect, expect_count, expect_tensor
+from expmflow._transformed import largest_of_all, transformed
+from expmflow._validation import expect, expect_count, expect_tensor, expect_untraced
 from expmflow.numerics.plan import check_tol
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -98,6 +99,7 @@ class _Search:
     """x + g(x) = y, row by row; rows that are solved are frozen."""
 
     def __init__(self, evaluate: Evaluate, y: Tensor, tol: float | None, start: Tensor | None = None) -> None:
+        expect_untraced("an iteration, whose rounds depend on its input")
         expect_tensor(y, "the right-hand side")
         expect(y.ndim >= 1, "a right-hand side of shape (batch, *event)", "a scalar")
         check_tol(tol)
@@ -113,6 +115,8 @@ class _Search:
     def run(self, max_iterations: int, *, preconditioned: bool) -> None:
         """Iterate until all rows are solved, lost or out of iterations; `active` are those that are not solved."""
         expect_count(max_iterations, "max_iterations")
+        if transformed(self.y):
+            return self._run_together(max_iterations, preconditioned=preconditioned)
         lost = [self.active[:0]]
         for remaining in reversed(range(max_iterations)):
             if not self.active.numel():
@@ -132,11 +136,25 @@ class _Search:
                 self.x = self.x.index_copy(0, self.active, (x - step)[unsolved])
         self.active = torch.cat([self.active, *lost])
 
+    def _run_together(self, max_iterations: int, *, preconditioned: bool) -> None:
+        """As `run` inside `torch.func`, where rows cannot be told apart: all go on until the last of them is solved."""
+        for remaining in reversed(range(max_iterations)):
+            value, diagonal = self.evaluate(self.x, self.active)
+            defect = self.x + value - self.y
+            self.iterations += 1
+            self.residual = _largest(defect.detach())
+            if largest_of_all((self.residual / self.scale).amax()) <= self.tol:
+                self.active = self.active[:0]
+                return
+            step = defect / (1 + diagonal) if preconditioned and diagonal is not None else defect
+            if remaining:
+                self.x = self.x - step
+
     def restart(self) -> None:
-        self.x = self.x.index_copy(0, self.active, self.y[self.active])
+        self.x = self.y if transformed(self.y) else self.x.index_copy(0, self.active, self.y[self.active])
 
     def result(self, raise_on_failure: bool) -> Solution:
-        worst = float(self.residual.amax()) if self.residual.numel() else 0.0
+        worst = largest_of_all(self.residual.amax()) if self.residual.numel() else 0.0
         left = self.active.numel()
         solution = Solution(self.x, self.iterations, worst, left == 0)
         if left and raise_on_failure:
@@ -162,6 +180,8 @@ def with_implicit_gradient(
     J is triangular with diagonal diag, so w ← w − (w + Jᵀw − g) / (1 + diag) solves for it as in the forward direction.
     The iterations that found `solution` are not differentiated, and neither are these: there is no second derivative.
     """
+    if transformed(solution, v):
+        return _unrolled(f, solution, v, max_iterations)
     u = solution.detach().requires_grad_()
     with torch.enable_grad():
         value, diagonal = f(u)
@@ -197,3 +217,28 @@ def with_implicit_gradient(
     if attached.requires_grad:
         attached.register_hook(solve)
     return attached
+
+
+def _unrolled(f: Callable[[Tensor], tuple[Tensor, Tensor]], solution: Tensor, v: Tensor, max_iterations: int) -> Tensor:
+    """As `with_implicit_gradient` inside `torch.func`, which takes no hooks: steps that torch differentiates.
+
+    Each step leaves u where it is, and of the error of its derivative N = I − (I + J) / (1 + diag), a triangular matrix
+    without a diagonal. How many it takes shows in the derivative along one direction, which is followed beside them.
+    """
+    with torch.no_grad():
+        _, diagonal = f(solution)
+    slope, tol = 1 + diagonal.detach(), 64 * torch.finfo(v.dtype).eps
+    u, residual = solution.detach(), 1.0
+    direction = torch.cos(torch.arange(v.numel(), dtype=v.dtype, device=v.device)).reshape(v.shape)  # like no other
+    for _ in range(max_iterations):
+        u = u - (u + f(u)[0] - v) / slope
+        turned = torch.func.jvp(lambda point: f(point)[0], (solution.detach(),), (direction,))[1]
+        direction = (direction - (direction + turned) / slope).detach()
+        residual = largest_of_all(direction.abs().amax())
+        if residual <= tol:
+            return u
+    raise ConvergenceError(
+        f"Expected the gradient through an inverse to settle within {max_iterations} iterations; got a residual of "
+        f"{residual:g}. Allow more iterations.",
+        Solution(u, max_iterations, residual, False),
+    )

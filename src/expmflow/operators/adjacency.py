@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type
+from expmflow._transformed import batched, largest_of_all
+from expmflow._validation import expect, expect_count, expect_finite, expect_tensor, expect_type, expect_untraced
 from expmflow.operators.blocks import BlockedMatrix
 from expmflow.operators.sparse import Pattern, SparseProduct
 
@@ -84,7 +85,7 @@ class DenseAdjacency(Adjacency):
         return self.values.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def is_symmetric(self) -> bool:
-        return torch.equal(self.values, self.values.mT)
+        return not largest_of_all((self.values != self.values.mT).any())
 
     def sum_length(self) -> int:
         return self.num_nodes
@@ -116,6 +117,7 @@ class SparseAdjacency(Adjacency):
         if torch.compiler.is_compiling():  # compressed rows cannot be traced: gather, weigh and add
             weighed = self.values.unsqueeze(-1) * x[:, self.pattern.cols]
             return self.pattern.add_rows(weighed)
+        expect_untraced("products with a sparse graph")
         return _from_columns(SparseProduct.apply(self.pattern, self.values, _as_columns(x)), x)
 
     def matmul_adjoint(self, y: Tensor) -> Tensor:
@@ -126,6 +128,7 @@ class SparseAdjacency(Adjacency):
 
     def add_product(self, out: Tensor, x: Tensor) -> Tensor:
         """`out` + Â x, where possible in the memory of `out`, which the caller gives up; no gradient."""
+        expect_untraced("products with a sparse graph")
         columns = out.transpose(0, 1)
         if not columns.is_contiguous():
             return out + self.matmul(x)
@@ -260,7 +263,7 @@ def check_adjacency(adjacency: Tensor, mask: Tensor | None) -> None:
 
 def _check_weights(weights: Tensor) -> None:
     expect_finite(weights, "the edge weights")
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and not batched(weights):
         expect(not bool((weights < 0).any()), "non-negative edge weights", "negative ones")
 
 

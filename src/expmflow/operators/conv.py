@@ -210,6 +210,8 @@ class ConvOperator(LinearOperator):
 def _channels_last(x: Tensor) -> Tensor:
     """`x` with its channels next to each other in memory, which the convolution kernels like best."""
     dims = x.ndim - 2
+    if transformed(x):  # which has no order in memory of its own
+        return x
     return x.contiguous(memory_format=_CHANNELS_LAST[dims]) if dims in _CHANNELS_LAST else x
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from expmflow._transformed import largest_of_all
 from expmflow.operators.padding import Padding
 
 SAMPLES_PER_DEGREE = 32
@@ -66,8 +67,8 @@ def symbol(kernel: Tensor, groups: int, points: Sequence[int], spacing: Sequence
 
 def largest_singular_value(matrices: Tensor) -> Tensor:
     """max σ over a batch of matrices, from the eigenvalues of the Gram matrices (cheaper than an SVD)."""
-    least, largest = map(float, torch.aminmax(torch.view_as_real(matrices)))
-    size = max(-least, largest)
+    least, largest = torch.aminmax(torch.view_as_real(matrices))
+    size = max(largest_of_all(-least), largest_of_all(largest))
     if size == 0 or 1e-100 < size < 1e100 or not math.isfinite(size):
         return torch.linalg.eigvalsh(matrices.mH @ matrices).amax().clamp_min(0).sqrt()
     return largest_singular_value(matrices / size) * size  # squares of such numbers are none

@@ -20,6 +20,10 @@ Output = tuple[Tensor, Tensor]
 Watcher = Callable[["Transform", Tensor, Tensor, Tensor], None]
 
 
+HALF = (torch.bfloat16, torch.float16)
+MISSING = ("not implemented for", "Low precision dtypes not supported", "Unsupported dtype")
+
+
 class Transform(nn.Module, ABC):
     """An invertible map with a tractable Jacobian determinant.
 
@@ -84,6 +88,11 @@ class Transform(nn.Module, ABC):
         _state.depth += 1  # of layers within layers only the outermost reads its whole input
         try:
             out, logdet = _exactly(direction, x, context)
+        except RuntimeError as error:  # and NotImplementedError, which is one
+            if x.dtype in HALF and any(words in str(error) for words in MISSING):
+                wide = "an input and weights of dtype torch.float32 or torch.float64, as torch has no parts for less"
+                raise TypeError(f"{layer_name(self)}: Expected {wide}; got {x.dtype}.") from None
+            raise
         finally:
             _state.depth -= 1
         for watcher in _state.watchers:

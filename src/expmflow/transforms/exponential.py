@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.nn.constraints import (
     PowerConstraint,
@@ -80,7 +81,8 @@ class Exponential(Transform):
     def _exponential(self, x: Tensor, sign: float, context: Any) -> Output:
         if self.training:
             self.update(x)
-        if self.freezes and not self.training and not torch.compiler.is_compiling():
+        fixed = self.freezes and not self.training and not torch.compiler.is_compiling()
+        if fixed and not transformed(*self.parameters()):
             return self._frozen(self, x, sign)
         op = self.operator(context)
         plan = self.plan(x)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_untraced
 from expmflow.numerics.regular import is_regular
 from expmflow.operators.padding import pad
 from expmflow.operators.spectrum import symbol
@@ -69,6 +69,7 @@ class PeriodicConv(Transform):
 
     def _matrices(self, x: Tensor) -> Tensor:
         """k̂(ω), `(frequencies, C, C)`: the first ⌊h/2⌋ + 1 rows of frequencies."""
+        expect_untraced("a periodic convolution, whose frequencies depend on its input")
         matrices = symbol(self.kernel, 1, tuple(x.shape[2:]), (1, 1))[:, 0]
         regular = is_regular(matrices, self.kernel.detach().abs().sum((1, 2, 3)))
         self._expect(regular, "a kernel that can be inverted at every frequency", "one that cannot")

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count, expect_one_of
+from expmflow._transformed import batched
+from expmflow._validation import expect, expect_count, expect_one_of, expect_untraced
 from expmflow.nn.constraints import update_constraint
 from expmflow.nn.lipschitz import constrain_lipschitz, lipschitz_bound
 from expmflow.numerics import ConvergenceError, fixed_point
@@ -132,6 +133,8 @@ class ResidualBlock(Transform):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # autograd inside a layer is not for the compiler
     def _value_and_logdet(self, x: Tensor, context: Any) -> Output:
         """g(x) and log det(I + J), recorded if the caller records."""
+        expect_untraced("a residual block, whose log-determinant is made of gradients")
+        self._expect(not batched(x), "one batch of rows, as log-determinants are made of gradients", "torch.vmap")
         record = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             if record and x.requires_grad:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count
 from expmflow.nn.autoregressive import ConvInner, DenseInner
 from expmflow.nn.constraints import constant_constraints
@@ -89,7 +90,7 @@ class GeneralizedSylvester(Transform):
             value, diagonal = self.inner(v.index_copy(0, rows, u), context)  # who knows its rows
             return value[rows], diagonal[rows]
 
-        stack = getattr(self.inner, "raster_stack", None) if v.numel() else None
+        stack = getattr(self.inner, "raster_stack", None) if v.numel() and not transformed(v) else None
         limits: Any = {"tol": self.tol, "max_iterations": self.max_iterations}
         try:
             with torch.no_grad():

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count
 from expmflow.numerics.regular import is_regular
 from expmflow.transforms.base import Output, Transform, expanded
@@ -107,7 +108,7 @@ def _solve_core(u: Tensor, v: Tensor) -> Tensor:
 
 def _mix_points(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """x (I + U V)ᵀ over the points of `(batch, channels, height, width)`, in whichever order they lie in memory."""
-    if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+    if not transformed(x) and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         points = x.permute(0, 2, 3, 1).flatten(1, 2)
         z = points + u @ (v @ points)
         return z.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
