@@ -103,6 +103,19 @@ def test_samples_have_the_covariance_of_the_model():
     torch.testing.assert_close(x.mean(0), vae.decoder.bias.detach(), rtol=0, atol=0.03)
 
 
+def test_what_latents_make_of_rows():
+    """Of a Gaussian posterior the KL of each latent is known; the path goes from one row's centre to the other's."""
+    torch.manual_seed(0)
+    vae, x = linear_vae(), draw("x", 20, 3)
+    found = vae.latents(x)
+    expected = vae.posterior.base.kl(vae.encoder(x)).mean(0)
+    torch.testing.assert_close(found.kl, expected.detach(), rtol=0.05, atol=0.02)
+    centres = vae.encoder(x)[:, :2].detach()
+    torch.testing.assert_close(found.reconstructions, vae.decode(centres))
+    torch.testing.assert_close(found.path[[0, -1]], vae.decode(centres[:2]))
+    torch.testing.assert_close(found.path[4], vae.decode(centres[:2]).mean(0))
+
+
 def test_copies_of_one_row_are_encoded_once():
     vae, x, noise = own_networks(), torch.randint(2, (1, 1, 4, 4)), torch.randn(5, 4)
     seen: list[int] = []

@@ -14,7 +14,7 @@ from expmflow.distributions.gaussian import LOG_2PI
 from expmflow.distributions.protocol import Latents, Noise, given_noise
 
 PATH_STEPS = 9  # from one row to another
-KL_SAMPLES = 256
+KL_SAMPLES, KL_ROWS = 256, 8  # for each row, and rows at a time
 
 
 @final
@@ -121,10 +121,14 @@ class VAE(Density):
         centres, _ = self.posterior.rsample_and_log_prob(params, params.new_zeros(shape))
         share = torch.linspace(0, 1, PATH_STEPS, dtype=centres.dtype, device=centres.device)
         line = torch.lerp(centres[0], centres[1], share.reshape(-1, *(1,) * (centres.ndim - 1)))
-        many, _ = self.posterior.rsample_and_log_prob(params.repeat_interleave(KL_SAMPLES, 0))
-        variance, mean = torch.var_mean(many.reshape(len(x), KL_SAMPLES, -1), 1)
-        kl = 0.5 * (mean.square() + variance - 1 - variance.log())
+        kl = torch.cat([self._kl(part) for part in params.split(KL_ROWS)])
         return Latents(x, self.decode(centres), self.decode(line), kl.mean(0))
+
+    def _kl(self, params: Tensor) -> Tensor:
+        """Of each row and each latent number, from samples."""
+        many, _ = self.posterior.rsample_and_log_prob(params.repeat_interleave(KL_SAMPLES, 0))
+        variance, mean = torch.var_mean(many.reshape(len(params), KL_SAMPLES, -1), 1)
+        return 0.5 * (mean.square() + variance - 1 - variance.log())
 
     def description(self) -> str:
         """The parts, and how many parameters they have."""
