@@ -71,9 +71,9 @@ LAPTOP = Preset(
             {**ORIGINAL, "hidden": 160, "context": 32, "channels": 12, "growth": 8, "depth": 2, "features": 128},
             {"latents": 32},
             {"latents": 4, "hidden": 32, "context": 16},
-            {**SCHEDULE, "lr": 2e-3, "kl_warmup": 2000, "decay": 0.5, "decay_every": 2500},
+            {**SCHEDULE, "lr": 2e-3, "kl_warmup": 2000, "decay": 0.5, "decay_every": 3000},
             {
-                "steps": 8000,
+                "steps": 10_000,
                 "batch_size": 100,
                 "log_every": 100,
                 "validate_every": 500,
@@ -88,9 +88,9 @@ LAPTOP = Preset(
             {**ORIGINAL, "channels": 16, "growth": 16, "depth": 2, "features": 128, "components": 5},
             {"latents": 64, "hidden": 160, "context": 32},
             {"latents": 8, "hidden": 32, "context": 16},
-            {**SCHEDULE, "lr": 2e-3, "kl_warmup": 2000, "decay": 0.5, "decay_every": 2500},
+            {**SCHEDULE, "lr": 2e-3, "kl_warmup": 2000, "decay": 0.5, "decay_every": 4000},
             {
-                "steps": 8000,
+                "steps": 16_000,
                 "batch_size": 32,
                 "log_every": 100,
                 "validate_every": 500,
