@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from expmflow.cli.console import progress, result, say
+from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import save_text, write_whole
 from expmflow.data.drawing.grids import image_grid, save_grid
 from expmflow.distributions import DequantizedFlow, bits_per_dim
@@ -29,7 +30,7 @@ from expmflow.distributions.describe import count_parameters
 from expmflow.report.html import render
 from expmflow.report.summary import summarise
 from expmflow.runs.evaluation import Trained, open_run
-from expmflow.runs.importance import importance_estimates
+from expmflow.runs.importance import importance_estimates, results_file
 from expmflow.training.config import Config, parse_config
 from expmflow.training.loop import train
 
@@ -87,7 +88,9 @@ def evaluate(trained: Trained, seconds: float, samples: int = IMPORTANCE_SAMPLES
     """On the test digits."""
     rows = trained.data().test
     with progress("testing", len(rows)) as advance:
-        found = importance_estimates(trained, rows, samples, advance=advance)
+        found = importance_estimates(
+            trained, rows, samples, kept_in=results_file(trained, "test", samples), advance=advance
+        )
     elbo, nll = (bits_per_dim(value, trained.event_shape) for value in (found.elbo, found.log_prob))
     return Outcome(count_parameters(trained.model), elbo, nll, round_trip(trained), seconds)
 
@@ -151,17 +154,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.choose_rates:
         choose_rates(given.out)
         return 0
+    try:
+        return _compare(given.out, given.steps, given.importance_samples)
+    except KeyboardInterrupt:
+        say("Interrupted: the same command goes on where this one was.")
+        return INTERRUPTED
+
+
+def _compare(out: Path, steps: int, samples: int) -> int:
+    """Train, test, and say which is ahead."""
     outcomes, opened = {}, []
     for model in MODELS:
         started = time.perf_counter()
-        trained = run(model, given.out / model, steps=given.steps)
-        outcomes[model] = evaluate(trained, time.perf_counter() - started, given.importance_samples)
+        trained = run(model, out / model, steps=steps)
+        outcomes[model] = evaluate(trained, time.perf_counter() - started, samples)
         opened.append(trained)
     grid = samples_grid(opened)
-    write_whole(given.out / "samples.png", lambda temporary: save_grid(grid, temporary))
-    save_text(given.out / "report.html", render([summarise(trained) for trained in opened]))
+    write_whole(out / "samples.png", lambda temporary: save_grid(grid, temporary))
+    save_text(out / "report.html", render([summarise(trained) for trained in opened]))
     result(comparison(outcomes))
-    say(f"report in {given.out / 'report.html'}; test digits, then samples of each, in {given.out / 'samples.png'}")
+    say(f"report in {out / 'report.html'}; test digits, then samples of each, in {out / 'samples.png'}")
     return 0
 
 

@@ -34,9 +34,9 @@ def report(*runs: Path, out: Path) -> Page:
 
 def test_images_stand_beside_samples(images: Path, tmp_path: Path):
     page = report(images, out=tmp_path / "report.html")
-    assert len(page.images) == 3  # curves, data, samples
+    assert len(page.images) == 6  # curves, data, samples, most and least likely, scores
     side = 6 * (64 + 2) + 2
-    assert [png_size(image) for image in page.images[1:]] == [(side, side)] * 2
+    assert [png_size(image) for image in page.images[1:3]] == [(side, side)] * 2
     results = dict(page.tables["results"][1:])
     nats = float(results["test −ELBO (nats)"].split(" ± ")[0])
     bits = float(results["test −ELBO (bits per dimension)"].split(" ± ")[0])
@@ -60,7 +60,7 @@ def test_importance_samples_of_evaluate_are_reported(images: Path, tmp_path: Pat
 
 def test_graphs_have_nats_per_node_and_their_entropy(graphs: Path, tmp_path: Path):
     page = report(graphs, out=tmp_path / "report.html")
-    assert len(page.images) == 2
+    assert len(page.images) == 3
     results = dict(page.tables["results"][1:])
     per_node = float(results["test nll (nats per node)"].split(" ± ")[0])
     assert per_node > float(results["entropy of the data (nats per node)"])
@@ -94,6 +94,6 @@ def test_kinds_stand_side_by_side(images: Path, graphs: Path, tmp_path: Path):
     results = {row[0]: row[1:] for row in page.tables["results"][1:]}
     assert results["test −ELBO (nats)"][1] == "–"
     assert results["test nll (nats per node)"][0] == "–"
-    assert len(page.images) == 4
+    assert len(page.images) == 8
     if CHROMIUM is not None:
         assert all(width > 300 for width in shown_widths(tmp_path / "report.html", tmp_path))

@@ -1,8 +1,11 @@
 """The report: its pictures, its tables, and that it needs nothing else."""
 
+import dataclasses
 import math
+import platform
 import re
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from expmflow.data.drawing.columns import columns_figure
 from expmflow.data.drawing.panels import save_figure
 from expmflow.distributions.describe import count_parameters
 from expmflow.report.certificates import certificates
+from expmflow.report.figures import curves_figure, scores_figure
 from expmflow.report.summary import density, round_trip, summarise
 from expmflow.runs.evaluation import Trained, open_run
 from report_page import CHROMIUM, Page, png_size, shown_widths
@@ -45,7 +49,7 @@ def test_one_run_has_its_pictures_and_tables(run: Path):
     assert outcome.code == 0
     assert outcome.err == f"report in {run / 'report.html'}"
     page = Page((run / "report.html").read_text(encoding="utf-8"))
-    assert len(page.images) == 2
+    assert len(page.images) == 3
     assert all(min(png_size(image)) > 300 for image in page.images)
     assert all(link.startswith("data:") for link in page.links)  # nothing is fetched
     results = {row[0]: row[1] for row in page.tables["results"][1:]}
@@ -76,7 +80,7 @@ def compared(run: Path, wide: Path) -> str:
 
 def test_several_runs_stand_side_by_side(run: Path, wide: Path, compared: str):
     page = Page(compared)
-    assert len(page.images) == 3
+    assert len(page.images) == 5
     for table in ("results", "timings", "config"):
         assert page.tables[table][0][1:] == [str(run), str(wide)]
         assert all(len(row) == 3 for row in page.tables[table])
@@ -98,11 +102,11 @@ def test_of_weights_without_metrics_nothing_is_said_about_training(run: Path, tm
     """And beside a run, only of the run."""
     ef.save_pretrained(run, tmp_path / "alone")
     page = Page(run_report(tmp_path / "alone"))
-    assert len(page.images) == 1  # no curves
+    assert len(page.images) == 2  # no curves
     assert not {"best validation nll (nats)", "at step"} & {name for name, *_ in page.tables["results"]}
     assert [name for name, *_ in page.tables["timings"][1:]] == ["log-likelihood, per row", "sample, per row"]
     both = Page(run_report(run, tmp_path / "alone"))
-    assert len(both.images) == 3
+    assert len(both.images) == 5
     (cells,) = [cells for name, *cells in both.tables["results"] if name == "at step"]
     assert cells[0] != "–"
     assert cells[1] == "–"
@@ -148,5 +152,41 @@ def test_figures_of_any_width(tmp_path: Path, columns: int):
 def test_a_browser_shows_it(compared: str, tmp_path: Path):
     (tmp_path / "report.html").write_text(compared, encoding="utf-8")
     widths = shown_widths(tmp_path / "report.html", tmp_path)
-    assert len(widths) == 3
+    assert len(widths) == 5
     assert all(width > 300 for width in widths)
+
+
+def test_every_validation_is_inside_the_plot(trained: Trained):
+    """Of a run that overfits: training falls, and validation rises far above it."""
+    records = [{"step": k, "nll": 2 - 0.01 * k, "lr": 0.1} for k in range(100)]
+    records += [{"step": k, "validation_nll": 1 + k} for k in range(0, 100, 10)]
+    figure = curves_figure([dataclasses.replace(summarise(trained), records=records)])
+    low, high = figure.axes[0].get_ylim()
+    assert low < 1 < 91 < high
+
+
+def test_settings_are_those_that_apply_and_the_page_says_when_and_where(run: Path):
+    page = run_report(run)
+    config = {name for name, *_ in Page(page).tables["config"]}
+    assert {"data.name", "data.samples", "data.validation", "data.test"} <= config
+    assert not {"data.size", "data.crop", "data.flip", "data.path"} & config
+    assert datetime.now().astimezone().strftime("%Y-%m-%d") in page
+    assert f"{platform.system()} {platform.machine()}" in page
+
+
+def test_scores_have_a_histogram(trained: Trained):
+    summary = summarise(trained)
+    (axis,) = scores_figure(summary).axes
+    labels = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert [label.split()[0] for label in labels] == ["train", "validation", "test"]
+    assert all(f"({summary.known.counts[label.split()[0]]} rows" in label for label in labels)
+
+
+def test_columns_have_their_names_and_what_is_left_out_is_said():
+    rows = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    figure = columns_figure(rows, rows, [f"name {k}" for k in range(30)])
+    shown = [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")]
+    assert shown == [f"name {k}" for k in range(12)]
+    assert figure.get_suptitle() == "12 of 30 columns"
+    plane = columns_figure(None, rows[:, :2], ("width", "height"))
+    assert (plane.axes[0].get_xlabel(), plane.axes[0].get_ylabel()) == ("width", "height")

@@ -110,7 +110,10 @@ class TestAlone:
             assert scored.code == 0, scored.err
             assert len(scored.out.splitlines()) == 41
             assert json.loads(run_command("evaluate", run, "--json").out)["rows"] == 8
-            assert run_command("sample", run, "-n", "4").code == 0
+            assert run_command("sample", run, "-n", "4", "--classes", "dogs,cats", "--out", "named.npy").code == 0
+            assert run_command("sample", run, "-n", "4", "--classes", "1,0", "--out", "numbered.npy").code == 0
+            assert (np.load("named.npy") == np.load("numbered.npy")).all()
+            assert "names (cats, dogs)" in run_command("sample", run, "--classes", "cows").err
             assert run_command("report", run).code == 0
             refused = run_command("evaluate", run, "--importance-samples", "2")
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,9 @@ class _Terminal(Console):
 def visible(text: str) -> str:
     """The text without what a terminal would obey, or could not show: control codes, marks of direction, half codes."""
     return "".join("�" if c not in "\n\t" and (category(c) in UNSEEN or c in TURNS) else c for c in text)
+
+
+SECONDS_BETWEEN_LINES = 10.0  # of progress, where there is no terminal
 
 
 def speaks() -> bool:
@@ -109,12 +113,29 @@ def _accelerator() -> str:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Advance]:
-    """A bar on a terminal, which is gone when the work is done."""
+    """A bar on a terminal, which is gone when the work is done; elsewhere a line now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown = console()
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+    if not shown.is_terminal:
+        yield _lines(what, total)
+        return
+    with Progress(*columns, console=shown, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def _lines(what: str, total: int) -> Advance:
+    """Says how far the work is, every few seconds."""
+    done, last = 0, time.monotonic()
+
+    def advance(more: int) -> None:
+        nonlocal done, last
+        done += more
+        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            say(f"{what}: {done} of {total}")
+
+    return advance
 
 
 @contextmanager

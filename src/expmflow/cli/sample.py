@@ -73,9 +73,11 @@ def _chosen(trained: Trained, classes: str | None) -> list[int] | None:
         return None if count is None else list(range(count))
     if count is None:
         raise ValueError(f"Expected a conditional model for --classes; got {trained.name}, which has no classes.")
-    found = [int(word) if word.strip().isdecimal() else -1 for word in classes.split(",")]
+    numbers = {name: k for k, name in enumerate(trained.class_names)}
+    found = [numbers.get(word.strip(), int(word) if word.strip().isdecimal() else -1) for word in classes.split(",")]
     inside = all(0 <= k < count for k in found)
-    expect(inside, f"--classes from 0 to {count - 1}, with commas between them", repr(classes))
+    named = f" or names ({', '.join(numbers)})" if numbers else ""
+    expect(inside, f"--classes from 0 to {count - 1}{named}, with commas between them", repr(classes))
     return found
 
 

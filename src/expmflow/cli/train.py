@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from torch import Tensor
@@ -83,7 +83,7 @@ def train(
     before = _newest_step(run)
     say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")
     try:
-        with watching(config, run, before) as (report, on_step):
+        with watching(config, run, before, KINDS[data.kind].unit(data.event_shape)) as (report, on_step):
             train_run(
                 config,
                 folder,
@@ -162,6 +162,10 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
     best = min((value for value in values if math.isfinite(value)), default=math.nan)
     step = max((r["step"] for r in records), default=_newest_step(run))
     skipped, lost = (max((r.get(k, 0) for r in records), default=0) for k in ("skipped", "nonfinite_validations"))
+    patience = trained.config.train.patience
+    early = step < trained.config.train.steps and patience is not None
+    if early:
+        say(f"Stopped early: no better validation in {patience}, after step {_best_step(records)}.")
     note = f" {skipped} steps were skipped." if skipped else ""
     note += f" {lost} validations were not finite." if lost else ""
     with progress("measuring", measured_count(trained, data)) as advance:
@@ -175,6 +179,10 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
         verdict = "" if tested < nll else " The model does not beat it: simpler ones, or more rows, may be better."
         say(f"On {known.tested} rows the nll is {tested:.4f} nats; that of {name} is {nll:.4f}.{verdict}")
     say(f"Next: expmflow evaluate {run.path}; expmflow report {run.path}")
+
+
+def _best_step(records: list[dict[str, Any]]) -> int:
+    return max((r["step"] for r in records if r.get("best")), default=0)
 
 
 def _newest_step(run: RunFolder) -> int:

@@ -22,6 +22,7 @@ from rich.table import Column
 from rich.text import Text
 
 from expmflow.cli.console import console, say, speaks
+from expmflow.data.kinds import NATS, Unit
 from expmflow.training.config import Config
 from expmflow.training.job import OnStep, Report
 from expmflow.training.run import RunFolder
@@ -46,8 +47,11 @@ class StepTime(ProgressColumn):
 
 
 @contextmanager
-def watching(config: Config, run: RunFolder, before: int) -> Iterator[tuple[Report, OnStep]]:
-    """What to call with each record, and after each step; `before` steps are done already."""
+def watching(config: Config, run: RunFolder, before: int, unit: Unit = NATS) -> Iterator[tuple[Report, OnStep]]:
+    """What to call with each record, and after each step; `before` steps are done already.
+
+    Losses are shown in the unit; files have them in nats.
+    """
     shown, steps, writer = console(), config.train.steps, _tensorboard(run, before)
     bar = _bar(shown)
     task = bar.add_task("", total=steps, completed=before)
@@ -58,10 +62,11 @@ def watching(config: Config, run: RunFolder, before: int) -> Iterator[tuple[Repo
             if writer is not None and name not in ("step", "best"):
                 writer.add_scalar(name, float(value), record["step"])
         name = "validation_nll" if "validation_nll" in record else "nll"
-        seen[name.removesuffix("_nll")] = f"{record[name]:.4f}"
+        number = f"{unit.per_nat * record[name]:.4f}"
+        seen[name.removesuffix("_nll")] = number if unit == NATS else f"{number} {unit.short}"
         bar.update(task, description="  ".join(f"{what} {value}" for what, value in seen.items()))
         if not shown.is_terminal:
-            value = f"{name.replace('_', ' ')} {record[name]:.4f}"
+            value = f"{name.replace('_', ' ')} {seen[name.removesuffix('_nll')]}"
             say(f"step {record['step']}/{steps}  {value}  {_remark(record, steps)}".rstrip())
 
     try:

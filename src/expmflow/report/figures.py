@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from expmflow.data.drawing.panels import COLOURS, INK, decorate, new_figure
+import torch
+
+from expmflow.data.drawing.panels import COLOURS, FAINT, INK, decorate, new_figure
 from expmflow.report.summary import Summary
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.7, 1]})
     names = {summary.unit.name for summary in summaries}
     shown: list[float] = []
+    validated: list[float] = []
     for summary, colour in zip(summaries, _colours(len(summaries)), strict=True):
         unit = summary.unit.per_nat if len(names) == 1 else 1.0
         label = f"{summary.name}: " if len(summaries) > 1 else ""
@@ -31,8 +34,9 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
             best = summary.best
             left.plot([best["step"]], [unit * best["validation_nll"]], marker="o", markersize=7, mfc="none", mec=colour)
         right.plot(*_series(summary.records, "lr"), color=colour, linewidth=1.8)
-        shown += [v for name in ("nll", "validation_nll") for v in _series(summary.records, name, unit)[1]]
-    _limit(left, shown)
+        shown += _series(summary.records, "nll", unit)[1]
+        validated += values
+    _limit(left, shown, validated)
     decorate(left, f"negative log-likelihood ({names.pop() if len(names) == 1 else 'nats'})", "step")
     decorate(right, "learning rate", "step")
     for axis in (left, right):
@@ -44,13 +48,36 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
-def _limit(axis: Axes, values: Sequence[float]) -> None:
-    """The first steps are far off and would flatten all others."""
+def _limit(axis: Axes, values: Sequence[float], validated: Sequence[float]) -> None:
+    """The first steps are far off and would flatten all others; validations are all inside, to show overfitting."""
     finite = sorted(v for v in values if math.isfinite(v))
-    if len(finite) > 4:
-        low, high = finite[0], finite[int(0.95 * (len(finite) - 1))]
+    inside = [v for v in validated if math.isfinite(v)]
+    if len(finite) > 4 or inside:
+        low = min([*finite[:1], *inside])
+        high = max([*inside, *([finite[int(0.95 * (len(finite) - 1))]] if finite else [])])
         margin = 0.12 * max(high - low, 1e-3)
         axis.set_ylim(low - margin, high + margin)
+
+
+def scores_figure(summary: Summary) -> Figure:
+    """How the likelihoods of the rows of each part are spread, in the unit of the run."""
+    figure = new_figure(6.4, 2.6)
+    axis = figure.subplots()
+    factor = summary.unit.per_nat
+    parts = {part: factor * nll[nll.isfinite()] for part, nll in summary.known.nll.items() if len(nll) > 1}
+    everything = torch.cat(list(parts.values())) if parts else torch.zeros(1)
+    low, high = (float(everything.quantile(q)) for q in (0.002, 0.998))
+    reach = (low, high) if high > low else (low - 0.5, low + 0.5)
+    for (part, values), colour in zip(parts.items(), (FAINT, *COLOURS), strict=False):
+        label = f"{part} ({len(values)} rows, mean {float(values.mean()):.4g})"
+        style: dict[str, Any] = {"histtype": "step", "linewidth": 1.6}
+        if part == "train":
+            style = {"histtype": "stepfilled", "alpha": 0.5}
+        axis.hist(values.numpy(), bins=60, range=reach, density=True, color=colour, label=label, **style)
+    decorate(axis, f"nll of single rows ({summary.unit.name})", "")
+    axis.set_yticks([])
+    axis.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure
 
 
 def _series(records: Sequence[dict[str, Any]], name: str, factor: float = 1.0) -> tuple[list[int], list[float]]:

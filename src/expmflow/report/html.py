@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from importlib import resources
 from typing import Any
 
@@ -11,8 +13,9 @@ import torch
 
 from expmflow import __version__
 from expmflow.data.drawing.panels import save_figure
+from expmflow.data.kinds import sources
 from expmflow.data.kinds.base import NATS, Picture
-from expmflow.report.figures import curves_figure
+from expmflow.report.figures import curves_figure, scores_figure
 from expmflow.report.summary import Summary
 
 Row = tuple[str, list[str]]
@@ -32,16 +35,26 @@ def render(summaries: Sequence[Summary]) -> str:
         names=[s.name for s in summaries],
         results=_table(summaries, _results),
         timings=_table(summaries, _timings),
-        curves=_curves(recorded) if (recorded := [s for s in summaries if s.records]) else None,
-        runs=[{"name": s.name, "pictures": _pictures(s), "certificates": s.certificates} for s in summaries],
+        curves=_embedded(curves_figure(recorded)) if (recorded := [s for s in summaries if s.records]) else None,
+        runs=[_shown(s) for s in summaries],
         configs=list(_configs(summaries)),
-        version=f"expmflow {__version__}, torch {torch.__version__}",
+        version=f"expmflow {__version__}, torch {torch.__version__}; {_today()}, on {_machine()}",
         number=_number,
     )
 
 
-def _curves(summaries: Sequence[Summary]) -> str:
-    return Picture(lambda target: save_figure(curves_figure(summaries), target)).embedded()
+def _shown(summary: Summary) -> dict[str, Any]:
+    """What the page shows of a run alone."""
+    return {
+        "name": summary.name,
+        "pictures": _pictures(summary),
+        "scores": _embedded(scores_figure(summary)),
+        "certificates": summary.certificates,
+    }
+
+
+def _embedded(figure: Any) -> str:
+    return Picture(lambda target: save_figure(figure, target)).embedded()
 
 
 def _pictures(summary: Summary) -> list[dict[str, str]]:
@@ -53,6 +66,11 @@ def _pictures(summary: Summary) -> list[dict[str, str]]:
         columns=summary.known.columns,
         density=summary.density,
     )
+    if summary.known.extremes is not None:
+        for what, rows in zip(("most", "least"), summary.known.extremes, strict=True):
+            picture = summary.kind.draw(rows, summary.layout)
+            caption = f"the {len(rows)} {what} likely of {len(summary.known.nll[summary.known.tested])}"
+            pictures = [*pictures, Picture(picture.write, caption)]
     if (latents := summary.latents) is not None:
         rows, expected, path = (part.cpu() for part in (latents.rows, latents.reconstructions, latents.path))
         pictures = [*pictures, *summary.kind.reconstructions(rows, expected, path, summary.layout)]
@@ -64,6 +82,16 @@ def _pictures(summary: Summary) -> list[dict[str, str]]:
         }
         for picture in pictures
     ]
+
+
+def _today() -> str:
+    return datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+
+
+def _machine() -> str:
+    """Where the page was made, and its times measured."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
+    return f"{platform.system()} {platform.machine()}, {device}"
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -93,9 +121,11 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
         part = {"train": "training"}.get(s.known.tested, s.known.tested)
         yield f"no test rows; {part} nll (nats)", _with_error(s.test_nll, s.test_error)
     else:
-        yield f"test {what} (nats)", _with_error(s.test_nll, s.test_error)
+        whole = [w for w in s.weighted if w.rows == s.known.counts["test"]]  # more noises say the same more precisely
+        value, error = (whole[-1].elbo, whole[-1].elbo_error) if whole else (s.test_nll, s.test_error)
+        yield f"test {what} (nats)", _with_error(value, error)
         if unit != NATS:
-            yield f"test {what} ({unit.name})", _with_error(s.test_nll, s.test_error, unit.per_nat)
+            yield f"test {what} ({unit.name})", _with_error(value, error, unit.per_nat)
     for w in s.weighted:
         rows = f"{w.samples} noises, {w.rows} {s.kind.name}"
         yield f"importance-weighted ({unit.name})", f"{_with_error(w.nll, w.error, unit.per_nat)} ({rows})"
@@ -150,10 +180,18 @@ def _table(summaries: Sequence[Summary], lines: Callable[[Summary], Iterable[tup
 
 def _configs(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str], bool]]:
     """Every setting of the runs, and whether they differ in it."""
-    flat = [dict(_flat(s.config)) for s in summaries]
+    flat = [dict(_flat(_applicable(s))) for s in summaries]
     for key in dict.fromkeys(key for values in flat for key in values):
         cells = [_setting(values.get(key)) for values in flat]
         yield key, cells, len(set(cells)) > 1
+
+
+def _applicable(summary: Summary) -> dict[str, Any]:
+    """The settings that say something of the run: of its data, those that its source takes."""
+    data = summary.config["data"]
+    source = sources().get(data["name"])
+    known = {"name", *(source.settings if source else data), *summary.kind.augmentations}
+    return {**summary.config, "data": {key: value for key, value in data.items() if key in known}}
 
 
 def _setting(value: Any) -> str:

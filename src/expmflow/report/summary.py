@@ -23,12 +23,14 @@ from expmflow.runs.reference import Reference, reference_of
 
 @dataclass(frozen=True)
 class Weighted:
-    """The importance-weighted bound that `expmflow evaluate` has found: nats, over some of the test rows."""
+    """The bounds that `expmflow evaluate` has found from many noises: −nats, over some of the test rows."""
 
     samples: int
     rows: int
     nll: float
     error: float
+    elbo: float
+    elbo_error: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,14 @@ def summarise(trained: Trained, advance: Advance = lambda done: None) -> Summary
         density=density(trained, known.rows),
         is_bound=trained.model.is_bound,
         weighted=tuple(
-            Weighted(k, len(found.log_prob), -float(found.log_prob.mean()), _standard_error(found.log_prob))
+            Weighted(
+                k,
+                len(found.log_prob),
+                -float(found.log_prob.mean()),
+                _standard_error(found.log_prob),
+                -float(found.elbo.mean()),
+                _standard_error(found.elbo),
+            )
             for k, found in kept_results(trained, "test").items()
         ),
         entropy=trained.kind.entropy(trained.config.data.name),

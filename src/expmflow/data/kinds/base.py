@@ -31,6 +31,11 @@ class Unit:
     key: str
     per_nat: float
 
+    @property
+    def short(self) -> str:
+        """The name for where there is little room."""
+        return self.key.replace("_", " ")
+
 
 NATS = Unit("nats", "nll", 1.0)
 
