@@ -263,3 +263,12 @@ def test_what_is_no_file_is_not_waited_for(run: Path):
         assert "no regular file" in outcome.err
         (run / name).unlink()
         (run / name).write_bytes(content)
+
+
+def test_a_run_whose_data_was_in_the_home_of_nobody_is_one_sentence(run: Path):
+    values = json.loads((run / "config.json").read_text())
+    values["config"]["data"] |= {"name": "table", "path": "~nosuchuser/x.csv"}
+    (run / "config.json").write_text(json.dumps(values))
+    outcome = run_command("train", "moons", *TINY, "--out", run)
+    assert outcome.code == 1
+    assert outcome.err.endswith("Expected the home folder of a user in ~nosuchuser/x.csv; got none for ~nosuchuser.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from expmflow.data import DataError
 from expmflow.training.config import Config
-from expmflow.training.files import write_json, write_text
+from expmflow.training.files import read_json, write_json, write_text
 from expmflow.training.job import OnStep
 from expmflow.training.loop import train
 from expmflow.training.run import RunFolder
@@ -134,7 +133,7 @@ class Experiment(ABC, Generic[R]):
         if not path.exists():
             return []
         try:
-            rows: list[Result] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            rows: list[Result] = read_json(path)["rows"]
             names = [self.row_name(r) for r in rows]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"Expected the rows of a table in {path}; got: {type(error).__name__}: {error}.") from None

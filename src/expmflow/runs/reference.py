@@ -19,6 +19,7 @@ from expmflow.data import Dataset
 from expmflow.data.drawing.grids import class_columns
 from expmflow.runs.evaluation import Advance, Trained
 from expmflow.training.checkpoint import CheckpointError
+from expmflow.training.files import parse_json
 from expmflow.training.run import CHECKSUM, read_metadata, read_tensors, save_weights
 
 PARTS = ("train", "validation", "test")
@@ -115,7 +116,7 @@ def load_reference(trained: Trained) -> Reference | None:
     if metadata.get("format") != FORMAT or metadata.get("weights") != _weights(trained):
         return None
     try:
-        known: dict[str, Any] = json.loads(metadata["known"])
+        known: dict[str, Any] = parse_json(metadata["known"])
         extremes = (tensors["likely"], tensors["unlikely"]) if "likely" in tensors else None
         return Reference(
             {part: int(known["counts"][part]) for part in PARTS},
@@ -127,7 +128,7 @@ def load_reference(trained: Trained) -> Reference | None:
             extremes,
             {str(name): float(value) for name, value in known["baselines"].items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"Expected what a run keeps of its data in {path}; got: no {error}.") from None
 
 

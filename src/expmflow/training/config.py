@@ -47,7 +47,7 @@ class DataConfig(Section):
     channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
     skip_broken: bool = Field(False, description="leave out files that are no images, with a warning (images)")
     flip: bool = Field(False, description="turn half of the training images left to right (images)")
-    shift: int = Field(0, ge=0, description="move training images by up to so many pixels each way (images)")
+    shift: int = Field(0, ge=0, le=2**16, description="move training images by up to so many pixels each way (images)")
 
     @field_validator("name")
     @classmethod

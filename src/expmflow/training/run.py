@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from expmflow.data import Dataset
 from expmflow.data.kinds import KINDS, Kind, kind_of_source
+from expmflow.data.paths import expand_home
 from expmflow.training.checkpoint import CheckpointError, check_format
 from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.files import flush_directory, parse_json, read_json, write_json, write_tensors, write_text
@@ -311,7 +312,7 @@ def _trajectory(config: Config) -> dict[str, Any]:
         values["train"].pop(free)
     values["data"].pop("dir")  # the official files are the same wherever they are
     if config.data.path is not None:  # a place has many names
-        values["data"]["path"] = str(config.data.path.expanduser().resolve())
+        values["data"]["path"] = str(expand_home(config.data.path).resolve())
     return values
 
 
