@@ -199,6 +199,7 @@ class TestReproduce:
         assert f"−ELBO {row['elbo']:.4f}, NLL {row['nll']:.4f} bits per dimension (paper 3.237)" in outcome.err
         folder = tmp_path / "results"
         assert (folder / "mixing.svg").read_text().startswith("<?xml")
+        assert "(mixing.svg)" in (folder / "mixing.md").read_text()
         values = np.load(folder / "mixing" / "convexp-0.npy", allow_pickle=False)
         assert (values.dtype, values.shape) == (np.float32, (10,))
         assert float(values.mean()) == pytest.approx(row["elbo"], abs=1e-5)
@@ -276,6 +277,20 @@ class TestReproduce:
         assert changed <= {"seconds_per_step", "timed_threads"}
         outcome = run_command("reproduce", "graph", "--time", "--results", tmp_path / "none")
         assert outcome.code == 0  # nothing is done there, so nothing is measured
+
+    def test_many_processes_train_all_rows_before_one_measures(self, tmp_path: Path, tiny):
+        """The others would wait for it, and give up."""
+        order = []
+        tiny.setattr(MIXING, "train", lambda row, *arguments, **options: order.append(f"train {row.name}"))
+        tiny.setattr(MIXING, "measure", lambda row, *arguments, **options: order.append(f"measure {row.name}"))
+        tiny.setattr(MIXING, "save", lambda path, found, preset: None)
+        tiny.setattr(MIXING, "summary", str)
+        tiny.setenv("WORLD_SIZE", "2")
+        for rank, measured in (("0", ["measure 1x1-0", "measure 1x1-1"]), ("1", [])):
+            order.clear()
+            tiny.setenv("RANK", rank)
+            assert reproduce(tmp_path, "--only", "1x1").code == 0
+            assert order == ["train 1x1-0", "train 1x1-1", *measured]
 
     def test_a_preset_of_another_table(self, tmp_path: Path):
         outcome = reproduce(tmp_path, "--preset", "clipped")

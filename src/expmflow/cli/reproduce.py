@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,8 +47,8 @@ def reproduce(
 ) -> None:
     """Run a table of the paper, row by row. A row that was cut is resumed; one that is done is not run again.
 
-    Each row is a run of its own below --runs; its result goes into --results at once. With many processes: torchrun
-    --standalone --nproc-per-node 2 -m expmflow reproduce graph.
+    Each row is a run of its own below --runs; its result goes into --results at once. With many processes, which train
+    all rows before one of them measures: torchrun --standalone --nproc-per-node 2 -m expmflow reproduce graph.
     """
     experiment, preset = str(experiment), str(preset)
     table = EXPERIMENTS[experiment]
@@ -63,32 +64,45 @@ def reproduce(
         _time_again(table, rows, preset, path, threads, device)
         return
     done = {table.row_name(r) for r in table.load(path)}
-    for row in rows:
-        steps = table.steps(row, preset)
-        if dry_run:
+    if dry_run:
+        for row in rows:
+            steps = table.steps(row, preset)
             result(f"{row.name}: done, in {path}" if row.name in done else f"{row.name}: {steps} steps")
-            continue
+        return
+    for row in rows:
         if row.name in done:
             say(f"{row.name}: done already, in {path}; with another --results it is run again")
-            continue
-        with progress(row.name, steps) as advance:
-            last = 0
+    place, missing = runs / experiment / preset, [row for row in rows if row.name not in done]
 
-            def step(number: int, advance=advance) -> None:  # type: ignore[no-untyped-def]
-                nonlocal last
-                advance(number - last)
-                last = number
-
-            place = runs / experiment / preset
-            table.train(row, preset, place, threads=threads, device=device, on_step=step)
-            if not speaks():  # of several processes one tests and writes
-                continue
+    def measure(row: Row) -> None:
+        if speaks():  # of several processes one tests and writes
             found = table.measure(row, preset, place, path.with_suffix(""), device=device)
-        table.save(path, [*table.load(path), found], preset)
-        update_page(results)
-        say(f"{row.name}: {table.summary(found)}")
-    if not dry_run:
-        say(f"The table is in {path.with_suffix('.md')}")
+            table.save(path, [*table.load(path), found], preset)
+            update_page(results)
+            say(f"{row.name}: {table.summary(found)}")
+
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    for row in missing:
+        with progress(row.name, table.steps(row, preset)) as advance:
+            table.train(row, preset, place, threads=threads, device=device, on_step=_counting(advance))
+        if alone:
+            measure(row)
+    if not alone:  # at the end, when nobody waits for the one that measures
+        for row in missing:
+            measure(row)
+    say(f"The table is in {path.with_suffix('.md')}")
+
+
+def _counting(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """From the number of the last step to how many are new."""
+    last = 0
+
+    def step(number: int) -> None:
+        nonlocal last
+        advance(number - last)
+        last = number
+
+    return step
 
 
 def _time_again(

@@ -12,8 +12,16 @@ from expmflow.training.config import Config
 HEADER = ["model", "seed", "paper −ELBO", "ours", "paper NLL", "ours", "parameters", "lr", "s/step", "s", "command"]
 
 
-def table_text(table: Mapping[str, Any], *, title: str, about: str, labels: Mapping[str, str], config: Config) -> str:
-    """Rows, means over seeds, differences on the same images."""
+def table_text(
+    table: Mapping[str, Any],
+    *,
+    title: str,
+    about: str,
+    labels: Mapping[str, str],
+    config: Config,
+    figure: str,
+) -> str:
+    """Rows, means over seeds, differences on the same images; `figure` is the name of the picture beside it."""
     rows: Sequence[Mapping[str, Any]] = table["rows"]
     optim, settings = config.optim, config.train
     parts = [f"# {title}\n\n{about}\n"]
@@ -30,6 +38,7 @@ def table_text(table: Mapping[str, Any], *, title: str, about: str, labels: Mapp
         lines = [_difference(d, rows, labels) for d in table["differences"]]
         parts.append("Differences on the same test images, below zero where the model is better:\n")
         parts.append(markdown_table(header, lines))
+    parts.append(f"![Validation against steps and seconds]({figure})\n")
     return "\n".join(parts)
 
 

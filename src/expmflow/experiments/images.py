@@ -251,7 +251,8 @@ class ImageTable(Experiment[ImageRow]):
         setting = self.settings[preset]
         row = self.rows(preset)[0]
         about = f"{self.about} {setting.choices}".strip()
-        return table_text(table, title=self.title, about=about, labels=labels, config=row.config(preset))
+        figure = self.results_file(Path(), preset).with_suffix(".svg").name
+        return table_text(table, title=self.title, about=about, labels=labels, config=row.config(preset), figure=figure)
 
     def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
         labels = {cell.name: cell.label or cell.name for cell in self.cells}

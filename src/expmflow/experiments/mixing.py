@@ -90,7 +90,7 @@ SETTINGS = {
             "validation_rows": 2000,
             "checkpoint_every": 250,
         },
-        rates=(1e-3, 3e-3, 1e-2),
+        rates=(3e-3, 1e-2, 3e-2),
         rate_steps=400,
         seeds=(0, 1),
         weighed_images=500,
