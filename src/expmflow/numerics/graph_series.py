@@ -88,6 +88,7 @@ class _Expansion(NamedTuple):
     terms: int
     noise: float  # of each exponential
     beyond: float  # what all further ones can add up to
+    slope: float  # ‖θ1‖, so many times the roundings of a product with Â are felt
 
 
 def _coefficients(op: GraphConvOperator, tol: float, extra: int, dtype: torch.dtype) -> Tensor:
@@ -109,12 +110,12 @@ def plan_graph_series(op: GraphConvOperator, tol: float | None, dtype: torch.dty
     expansion = _expansion(op, asked, dtype)
     if expansion is None:
         return None
-    _, norms, terms, noise, beyond = expansion
+    _, norms, terms, noise, beyond, slope = expansion
     event, unit = (op.graph.num_nodes, op.theta0.shape[-1]), torch.finfo(dtype).eps / 2
     growth = math.exp(min(max(float(op.log_norm_bound(event)), 0.0), 700.0))
     kept = norms[: terms + 1]
     truncation = (sum(norms[terms + 1 :]) + beyond) / growth
-    expected = (_expected_rounding(norms, unit) + noise) / growth
+    expected = (_expected_rounding(norms, unit) + noise) / growth + slope * unit * (2 + op.graph.sum_length() / 16)
     product, sums = 3 * gamma(op.graph.sum_length() + 4, unit), gamma(event[1] + terms + 3, unit)
     reach = product * terms * (terms + 1) / 2
     worst = math.inf
@@ -141,7 +142,7 @@ def _expansion(op: GraphConvOperator, tol: float, dtype: torch.dtype) -> _Expans
     terms = _terms(norms, tol * growth, noise * growth, torch.finfo(dtype).eps / 2)
     if terms is None or _is_held_better(op, tol, _NOISE_OF_EXPONENTIALS * noise, dtype):
         return None
-    return _Expansion(coefficients, norms, terms, _NOISE_OF_EXPONENTIALS * noise * growth, tol / 4)
+    return _Expansion(coefficients, norms, terms, _NOISE_OF_EXPONENTIALS * noise * growth, tol / 4, norm)
 
 
 def _is_held_better(op: GraphConvOperator, tol: float, noise: float, dtype: torch.dtype) -> bool:
