@@ -55,6 +55,18 @@ def test_whatever_the_width(depth, width):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.parametrize(("growth", "places"), [(16, 16), (29, 29), (47, 48), (62, 62), (63, 64), (80, 80)])
+def test_whatever_the_growth(growth, places):
+    """Just below a multiple of sixteen there are channels of zeros, which nobody sees."""
+    assert dense_layers._places(growth) == places
+    for depth in (0, 1, 3):
+        given = arguments(depth, 1, (2, 2), growth, width=5)
+        found, expected = gradients(dense_network, given), gradients(dense_layers._formula, given)
+        scale = max(float(t.detach().abs().max()) for t in expected)
+        for ours, formula in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, formula, rtol=1e-11, atol=1e-13 * scale)
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_gate_that_is_shut_is_no_gate(depth):
     """b = 0 leaves h + a."""

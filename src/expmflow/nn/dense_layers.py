@@ -12,6 +12,7 @@ from expmflow._transformed import transformed
 from expmflow.nn.fused import must_record, recorded_vjp
 
 COLUMNS = 16  # matrices are multiplied fastest in multiples of so many
+LARGEST_SHARE = 1 / 32  # of columns that may be zeros to this end
 
 
 def dense_network(x: Tensor, *weights: Tensor) -> Tensor:
@@ -60,7 +61,8 @@ class _DenseNetwork(torch.autograd.Function):
 
     The first 1×1 and the gate's a are linear, and what follows them is, too. So neither is computed: what reads h reads
     x, which has fewer channels, through a product of two small matrices, and W a is one more product of that kind.
-    Biases are the weights of a column of ones beside x.
+    Biases are the weights of a column of ones beside x, and a layer that adds just less than a round number of channels
+    adds channels of zeros as well.
     """
 
     @staticmethod
@@ -103,7 +105,9 @@ class _DenseNetwork(torch.autograd.Function):
         to_head = _unfolded(to_gated.T @ dense, head, stem, to_stem)
         to_rest, to_last_of_a = to_head.split([2 * width, len(last)])
         to_last = torch.addmm(to_last_of_a @ body.T, back.T, product)
-        found = [to_last_of_a[:, 0], to_last, *_apart(torch.cat([last.T @ to_last_of_a, to_rest]))]  # the last first
+        to_gate = torch.cat([last.T @ to_last_of_a, to_rest])
+        to_gate = _gathered(to_gate, weights[-4].shape[1], width, growth, len(layers))
+        found = [to_last_of_a[:, 0], to_last, *_apart(to_gate)]  # the last first
         to_dense = to_gated @ folded[-1]
         for known in reversed(range(len(layers))):
             inside, (mix, conv, _) = insides[known], layers[known]
@@ -113,7 +117,9 @@ class _DenseNetwork(torch.autograd.Function):
             back = _matrix(to_inside)
             _relu_backward_(back, inside, 0, grad_input=back)
             to_mix = _unfolded(back.T @ dense[:, : new.start], mix, stem, to_stem)
-            found += [to_conv_bias, to_conv, *_apart(to_mix)]
+            weight, kernel = weights[2 + 4 * known], weights[4 + 4 * known]
+            to_mix = _gathered(to_mix[: len(weight)], len(weight), width, growth, known)
+            found += [to_conv_bias[: len(kernel)], to_conv[: len(kernel), : len(weight)], *_apart(to_mix)]
             to_dense[:, : new.start].addmm_(back, folded[known])
         channels = x.shape[1]
         found += _apart(to_stem[1:, : channels + 1])
@@ -135,8 +141,41 @@ def _conv_backward(grad: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Ten
 def _joined(weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Any], Tensor, Tensor, Tensor]:
     """As matrices, those of the 1×1 with their biases as the column before them; the last without."""
     first, layers, gate, (last, last_bias) = _parts(weights)
-    rest = [(_together(mix, mix_bias), conv, conv_bias) for mix, mix_bias, conv, conv_bias in layers]
-    return _together(*first), rest, _together(*gate), last.flatten(1), last_bias
+    width, growth, places = len(first[0]), 0, 0
+    rest: list[Any] = []
+    for mix, mix_bias, conv, conv_bias in layers:
+        growth, places = len(conv), _places(len(conv))
+        mix = _spread(_together(mix, mix_bias), width, growth, places)
+        if places > growth:
+            inside = width + places * len(rest)
+            mix = F.pad(mix, (0, 0, 0, inside - len(mix)))
+            conv = F.pad(conv, (0, 0, 0, 0, 0, inside - conv.shape[1], 0, places - growth))
+            conv_bias = F.pad(conv_bias, (0, places - growth))
+        rest.append((mix, conv, conv_bias))
+    return _together(*first), rest, _spread(_together(*gate), width, growth, places), last.flatten(1), last_bias
+
+
+def _places(growth: int) -> int:
+    """Columns for the channels that a layer adds: a few more than there are, if that makes a round number."""
+    more = -growth % COLUMNS
+    return growth + more if more <= LARGEST_SHARE * growth else growth
+
+
+def _spread(matrix: Tensor, width: int, growth: int, places: int) -> Tensor:
+    """A matrix that reads (1, h, …), with columns of zeros behind those of each layer."""
+    if places == growth:
+        return matrix
+    layers = (matrix.shape[1] - width - 1) // growth
+    columns = F.pad(matrix[:, width + 1 :].unflatten(1, (layers, growth)), (0, places - growth))
+    return torch.cat([matrix[:, : width + 1], columns.flatten(1)], dim=1)
+
+
+def _gathered(matrix: Tensor, columns: int, width: int, places: int, layers: int) -> Tensor:
+    """The same without them, so that there are so many columns beside the first, of the bias."""
+    if matrix.shape[1] == columns + 1:
+        return matrix
+    rest = matrix[:, width + 1 :].unflatten(1, (layers, places))[:, :, : (columns - width) // layers]
+    return torch.cat([matrix[:, : width + 1], rest.flatten(1)], dim=1)
 
 
 def _growth(layers: list[Any]) -> int:
