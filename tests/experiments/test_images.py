@@ -15,6 +15,7 @@ from cli_runs import Outcome, run_command
 from expmflow import transforms as T
 from expmflow.data import Dataset, images
 from expmflow.distributions.describe import count_parameters
+from expmflow.experiments.ablation import ABLATION
 from expmflow.experiments.images import ImageTable, Setting
 from expmflow.experiments.mixing import MIXING
 from expmflow.experiments.registry import EXPERIMENTS
@@ -296,6 +297,34 @@ class TestReproduce:
         outcome = reproduce(tmp_path, "--preset", "clipped")
         assert outcome.code == 1
         assert outcome.err == "Expected --preset of mixing to be one of laptop, paper, authors; got 'clipped'."
+
+
+class TestResidual:
+    def test_random_logdets_are_not_weighed_and_shared_rows_are_trained_once(
+        self, tmp_path: Path, monkeypatch
+    ):
+        small = {**TINY.model, "subflows": 2, "hidden": 8, "subflow": "sylvester", "actnorm": True}
+        setting = replace(TINY, model=small, seeds=(0,), rates=(1e-3,))
+        monkeypatch.setattr(images, "load_cifar10", lambda folder, progress: small_images())
+        for table in (RESIDUAL, ABLATION):
+            monkeypatch.setattr(table, "settings", {**table.settings, "laptop": setting})
+        places = ("--runs", tmp_path / "runs", "--results", tmp_path / "results", "--threads", "1")
+        for name in ("residual-uniform-0", "sylvester-variational-0"):
+            outcome = run_command("reproduce", "residual", "--only", name, *places)
+            assert outcome.code == 0, outcome.err
+        block, sylvester = json.loads((tmp_path / "results" / "residual.json").read_text())["rows"]
+        assert (block["nll"], block["importance_samples"]) == (None, None)
+        assert math.isfinite(block["elbo"])
+        assert not (tmp_path / "results" / "residual" / "residual-uniform-0-nll.npy").exists()
+        assert "| residual block, uniform | 0 | 3.370 |" in (tmp_path / "results" / "residual.md").read_text()
+        weights = tmp_path / "results" / "residual" / "sylvester-variational-0"
+        elbo = json.loads(run_command("evaluate", weights, "--images", "10", "--json").out)
+        assert elbo["bpd"] == pytest.approx(sylvester["elbo"], abs=1e-6)
+        outcome = run_command("reproduce", "ablation", "--only", "sylvester-variational-0", *places)
+        assert outcome.code == 0, outcome.err
+        (again,) = json.loads((tmp_path / "results" / "ablation.json").read_text())["rows"]
+        assert (again["elbo"], again["nll"]) == (sylvester["elbo"], sylvester["nll"])
+        assert not (tmp_path / "runs" / "ablation").exists()
 
 
 class TestDifferences:
