@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from expmflow import transforms as T
-from expmflow.models import image_flow
 from expmflow.models.mixing import TRAINING_TOL
-from expmflow.training.config import OptimConfig
+from expmflow.training.build import build_model
+from expmflow.training.config import OptimConfig, load_config
 from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import build_optimizer
-from plain_image import Conv1x1, ConvExp, Coupling, PlainImageFlow
+from plain_image import ActNorm, Conv1x1, ConvExp, Coupling, PlainImageFlow, PlainSylvesterFlow, Sylvester, plain_model
 from timing import table, times_apart, undisturbed
 
 BATCH = 32
@@ -27,6 +27,8 @@ MIXINGS: dict[str, tuple[str, float, float]] = {  # with norms and the error in 
     "convexp, norms 0.01": ("convexp", 0.01, TRAINING_TOL),
     "convexp, norms 0.9": ("convexp", 0.9, TRAINING_TOL),
     "convexp, norms 0.9, six terms": ("convexp", 0.9, 2e-4),
+    "sylvester, norms 0.01": ("sylvester", 0.01, TRAINING_TOL),
+    "sylvester, norms 0.9": ("sylvester", 0.9, TRAINING_TOL),
 }
 STILL = 1e-9  # a learning rate at which norms stay what they are
 PROCESSES = 3
@@ -40,7 +42,7 @@ def training_step(rounds: int) -> str:
     step by step.
     """
     rows = []
-    for kind in ("1x1", "convexp"):
+    for kind in ("1x1", "convexp", "sylvester"):
         mixings = [mixing for mixing, (its, *_) in MIXINGS.items() if its == kind]
         arguments = {"plain": ("plain", mixings[0]), **{mixing: ("ours", mixing) for mixing in mixings}}
         found = [times_apart("image_models", "step", arguments, 2 * rounds) for _ in range(PROCESSES)]
@@ -68,18 +70,8 @@ def training_step(rounds: int) -> str:
 def ours(mixing: str) -> nn.Module:
     """The model of the presets cifar10-anchor-*."""
     kind, norm, tol = MIXINGS[mixing]
-    model = image_flow(
-        EVENT,
-        subflow="coupling",
-        mixing=kind,  # type: ignore[arg-type]
-        levels=2,
-        subflows=4,
-        growth=32,
-        depth=2,
-        actnorm=False,
-        mixing_last=True,
-        base="standard",
-    )
+    config = load_config(f"cifar10-anchor-{kind}")
+    model = build_model(config, EVENT)
     with torch.no_grad():
         for layer in _all(model, T.ConvExp):
             layer.training_tol = tol
@@ -89,7 +81,7 @@ def ours(mixing: str) -> nn.Module:
 
 
 def plain(mixing: str) -> nn.Module:
-    return PlainImageFlow(MIXINGS[mixing][0])
+    return plain_model(MIXINGS[mixing][0])
 
 
 MODELS: dict[str, Callable[[str], nn.Module]] = {"plain": plain, "ours": ours}
@@ -122,21 +114,35 @@ def difference(mixing: str) -> float:
             parameter.add_(0.05 * torch.randn_like(parameter))
         for _ in range(20):  # until the norm constraints have settled
             mine(x, noise=noise)
-        couplings = [
-            *_all(copied.levels[0].layers, Coupling),
-            *_all(copied.levels[1], Coupling),
-            copied.levels[0].prior,
-        ]
-        for coupling, original in zip(couplings, _all(mine, T.AffineCoupling), strict=True):
+        for coupling, original in zip(_couplings(copied), _all(mine, T.AffineCoupling), strict=True):
             for copy, parameter in zip(coupling.parameters(), original.parameters(), strict=True):
                 copy.copy_(parameter)
         for copy, original in zip(_all(copied, Conv1x1), _all(mine, T.Conv1x1), strict=True):
             copy.weight.copy_(original.matrix())
         for copy, original in zip(_all(copied, ConvExp), _all(mine, T.ConvExp), strict=True):
             copy.weight.copy_(original.kernel)
-        copied(x, noise=noise)  # one power iteration, which finds no norm to reduce
+        copied(x, noise=noise)  # one power iteration, which finds no norm to reduce; the start of ActNorm
+        for copy, original in zip(_all(copied, ActNorm), _all(mine, T.ActNorm), strict=True):
+            for name in ("shift", "log_scale"):
+                getattr(copy, name).copy_(getattr(original, name)[:, None, None])
+        for copy, original in zip(_all(copied, Sylvester), _all(mine, T.ConvSylvester), strict=True):
+            copy.vectors.copy_(original.basis.layers[0].vectors)
+            for name in ("first", "middle", "last"):
+                getattr(copy, name).weight.copy_(getattr(original.inner, name).weight)
+                getattr(copy, name).bias.copy_(getattr(original.inner, name).bias)
+        if isinstance(copied, PlainSylvesterFlow):
+            copied.mean.copy_(mine.flow.base.mean)
+            copied.log_std.copy_(mine.flow.base.log_std)
         a, b = mine.eval()(x, noise=noise), copied.eval()(x, noise=noise)
     return float(((a - b).abs() / b.abs()).max())
+
+
+def _couplings(model: nn.Module) -> list[nn.Module]:
+    """In the order of ours, where what leaves a level comes behind the levels below."""
+    if not isinstance(model, PlainImageFlow):
+        return _all(model, Coupling)
+    first, second = model.levels
+    return [*_all(first.layers, Coupling), *_all(second, Coupling), first.prior]
 
 
 def _all(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:

@@ -1,7 +1,8 @@
 """A small image flow as one writes it at first, in plain PyTorch: what the package's own is measured against.
 
 CIFAR-10, uniform dequantization; two levels, each a squeeze and four couplings, with a mixing layer before the first
-and after each. The model of the presets cifar10-anchor-*, with nothing of the package in it.
+and after each; or three, of a squeeze, a 1×1 and four Sylvester layers. The models of the presets cifar10-anchor-*,
+with nothing of the package in them.
 
 python -m benchmarks.plain_image train --mixing 1x1 --seed 0 --data .data
 """
@@ -20,7 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEVELS, SUBFLOWS, GROWTH, DEPTH = 2, 4, 32, 2
+SYLVESTER_LEVELS, HIDDEN, GAMMA = 3, 96, 0.5
 TERMS_TRAINING, TERMS_EVALUATION = 6, 13  # as the paper's authors do
+SYLVESTER_TERMS_TRAINING, SYLVESTER_TERMS_EVALUATION = 9, 20
 COEFF = 0.9
 
 
@@ -108,11 +111,125 @@ class ConvExp(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         kernel = self.kernel(x)
-        product = z = x
-        for i in range(1, (TERMS_TRAINING if self.training else TERMS_EVALUATION) + 1):
-            product = F.conv2d(product, kernel, padding=1) / i
-            z = z + product
+        z = exponential(x, kernel, TERMS_TRAINING if self.training else TERMS_EVALUATION)
         return z, x.shape[2] * x.shape[3] * kernel[:, :, 1, 1].trace()
+
+
+def exponential(x: Tensor, kernel: Tensor, terms: int) -> Tensor:
+    """x + K x + K² x / 2 + …"""
+    product = z = x
+    for i in range(1, terms + 1):
+        product = F.conv2d(product, kernel, padding=1) / i
+        z = z + product
+    return z
+
+
+class MaskedConv(nn.Module):
+    """A convolution in raster order; at the centre an output sees channels of lower or equal degree."""
+
+    def __init__(self, degrees: Tensor, out_degrees: Tensor, size: int, *, strict: bool = False) -> None:
+        super().__init__()
+        mask = torch.zeros(len(out_degrees), len(degrees), size * size)
+        mask[:, :, : size * size // 2] = 1
+        below = out_degrees[:, None] > degrees if strict else out_degrees[:, None] >= degrees
+        mask[:, :, size * size // 2] = below.float()
+        self.register_buffer("mask", mask.reshape(len(out_degrees), len(degrees), size, size))
+        self.weight = nn.Parameter(torch.randn(self.mask.shape) * (mask.sum() / len(out_degrees)) ** -0.5)
+        self.bias = nn.Parameter(torch.zeros(len(out_degrees)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight * self.mask, self.bias, padding=self.weight.shape[-1] // 2)
+
+
+class Sylvester(nn.Module):
+    """z = x + W⁻¹ f(W x) with W = exp(M) Q, Q a product of reflections, and f autoregressive."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(channels, channels))
+        self.exp = ConvExp(channels)
+        degrees, hidden = torch.arange(channels), torch.arange(HIDDEN) % channels
+        self.first = MaskedConv(degrees, hidden, 3, strict=True)
+        self.middle = MaskedConv(hidden, hidden, 1)
+        self.last = MaskedConv(hidden, degrees.repeat(4), 3)
+        with torch.no_grad():
+            self.last.weight.mul_(0.01)
+            self.last.bias[:channels].fill_(1)
+
+    def reflect(self, x: Tensor, order: Tensor) -> Tensor:
+        for v in F.normalize(self.vectors, dim=0).T[order]:
+            x = x - 2 * v[:, None, None] * (x * v[:, None, None]).sum(dim=1, keepdim=True)
+        return x
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        terms = SYLVESTER_TERMS_TRAINING if self.training else SYLVESTER_TERMS_EVALUATION
+        kernel, order = self.exp.kernel(x), torch.arange(x.shape[1])
+        u = exponential(self.reflect(x, order.flip(0)), kernel, terms)
+        h = F.elu(self.middle(F.elu(self.first(u))))
+        s1, s2, t1, t2 = self.last(h).chunk(4, dim=1)
+        s1, s2 = torch.tanh(s1), GAMMA * torch.tanh(s2)
+        a = torch.tanh(u * s1 + t1)
+        z = x + self.reflect(exponential(s2 * a + t2, -kernel, terms), order)
+        return z, torch.log1p(s1 * s2 * (1 - a**2)).sum(dim=(1, 2, 3))
+
+
+class ActNorm(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(channels, 1, 1))
+        self.log_scale = nn.Parameter(torch.zeros(channels, 1, 1))
+        self.register_buffer("initialised", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training and not self.initialised:
+            with torch.no_grad():
+                self.shift.copy_(x.mean(dim=(0, 2, 3))[:, None, None])
+                self.log_scale.copy_(-x.std(dim=(0, 2, 3), correction=0)[:, None, None].log())
+                self.initialised.fill_(True)
+        return (x - self.shift) * self.log_scale.exp(), x.shape[2] * x.shape[3] * self.log_scale.sum()
+
+
+class SylvesterLevel(nn.Module):
+    """Keeps the shape: what leaves goes beside what the levels below make of the rest."""
+
+    def __init__(self, channels: int, levels: int, colours: bool) -> None:
+        super().__init__()
+        channels *= 4
+        self.matrix = Conv1x1(channels, haar(channels, colours))
+        self.norms = nn.ModuleList(ActNorm(channels) for _ in range(SUBFLOWS))
+        self.flows = nn.ModuleList(Sylvester(channels) for _ in range(SUBFLOWS))
+        self.rest = SylvesterLevel(channels // 2, levels - 1, False) if levels > 1 else None
+        self.prior = Coupling(channels) if levels > 1 else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x, total = self.matrix(F.pixel_unshuffle(x, 2))
+        for k, (norm, flow) in enumerate(zip(self.norms, self.flows, strict=True)):
+            x, scale = norm(x.flip(1, 2, 3) if k else x)
+            x, logdet = flow(x)
+            total = total + scale + logdet
+        if self.rest is not None and self.prior is not None:
+            x, logdet = self.prior(x)
+            staying, leaving = x.chunk(2, dim=1)
+            z, more = self.rest(staying)
+            x, total = torch.cat([z, leaving], dim=1), total + logdet + more
+        return F.pixel_shuffle(x, 2), total
+
+
+class PlainSylvesterFlow(nn.Module):
+    """As `PlainImageFlow`, of Sylvester layers, with a mean and a standard deviation for each entry of the noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = SylvesterLevel(3, SYLVESTER_LEVELS, True)
+        self.mean = nn.Parameter(torch.zeros(3, 32, 32))
+        self.log_std = nn.Parameter(torch.zeros(3, 32, 32))
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        h = x.float()
+        h = (h + (torch.rand_like(h) if noise is None else noise) - 128) / 256
+        z, logdet = self.level(h)
+        constant = z[0].numel() * math.log(256) + self.log_std.sum()
+        return logdet + log_normal((z - self.mean) * (-self.log_std).exp()) - constant
 
 
 class Level(nn.Module):
@@ -167,6 +284,11 @@ class PlainImageFlow(nn.Module):
         return result + log_normal(h)
 
 
+def plain_model(kind: str) -> nn.Module:
+    """By what distinguishes the presets."""
+    return PlainSylvesterFlow() if kind == "sylvester" else PlainImageFlow(kind)
+
+
 def log_normal(z: Tensor) -> Tensor:
     return (-0.5 * (z**2 + math.log(2 * math.pi))).sum(dim=(1, 2, 3))
 
@@ -196,7 +318,7 @@ def train(mixing: str, seed: int, folder: Path, steps: int, images: int) -> dict
 
     torch.manual_seed(seed)
     data = load_images("cifar10", folder=folder, generator=torch.Generator())
-    model, per_bit, start = PlainImageFlow(mixing), data.train[0].numel() * math.log(2), time.perf_counter()
+    model, per_bit, start = plain_model(mixing), data.train[0].numel() * math.log(2), time.perf_counter()
 
     def show(step: int, loss: Tensor) -> None:
         if step % 50 == 0 or step == steps:
@@ -215,7 +337,7 @@ def train(mixing: str, seed: int, folder: Path, steps: int, images: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("command", choices=["train"])
-    parser.add_argument("--mixing", choices=["1x1", "convexp"], default="1x1")
+    parser.add_argument("--mixing", choices=["1x1", "convexp", "sylvester"], default="1x1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path, default=Path(".data"), help="the folder with cifar-10-batches-bin")
     parser.add_argument("--steps", type=int, default=1500)

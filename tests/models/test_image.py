@@ -22,6 +22,7 @@ from expmflow.distributions.describe import count_parameters
 from expmflow.models import image_flow
 from expmflow.models.mixing import MIXINGS, cosines, haar
 from expmflow.models.subflows import SUBFLOWS
+from expmflow.nn import SpectralConstraint
 from expmflow.training.build import build_model
 from expmflow.training.config import load_config
 from transform_registry import draw, settle
@@ -240,6 +241,13 @@ class TestShape:
         mixed = [layer.channels for layer in model.modules() if isinstance(layer, T.Conv1x1)]
         assert mixed == [12] * 5 + [24] * 5
         assert count_parameters(model) == sum(p.numel() for p in model.parameters()) == parameters
+
+    def test_the_anchor_of_sylvester_layers(self):
+        config = load_config("cifar10-anchor-sylvester")
+        model = build_model(config, (3, 32, 32))
+        layers = [layer for layer in model.modules() if isinstance(layer, T.ConvSylvester)]
+        assert [layer.channels for layer in layers] == [12] * 4 + [24] * 4 + [48] * 4
+        assert not any(isinstance(module, SpectralConstraint) for layer in layers for module in layer.inner.modules())
 
 
 class TestRefusals:
