@@ -62,9 +62,9 @@ def _():
     return Case(T.ConvSylvester(3, 6, use_basis=False), (3, 2, 3), wrong_event=(2, 2, 3))
 
 
-@CASES.add("conv-sylvester-constraint")
+@CASES.add("conv-sylvester-of-the-paper")
 def _():
-    return Case(T.ConvSylvester(2, 4, lipschitz=1.5), (2, 3, 2), wrong_event=(3, 3, 2))
+    return Case(T.ConvSylvester(2, 4, lipschitz=1.5, activation="relu"), (2, 3, 2), wrong_event=(3, 3, 2))
 
 
 @CASES.add("conv-sylvester-large-gamma")

@@ -107,6 +107,10 @@ CONSTRUCTIONS = {
     "skew reflection": (lambda: T.ConvExp(2, skew=True, padding="reflect"), "zeros or circular padding for a skew"),
     "gamma": (lambda: T.DenseSylvester(2, 4, gamma=1.0), "gamma between 0 and 1"),
     "hidden": (lambda: T.DenseSylvester(2, []), "at least one hidden layer"),
+    "inner activation": (
+        lambda: T.ConvSylvester(2, 4, activation="tanh"),
+        "activation to be one of elu, relu",
+    ),
     "max_iterations": (lambda: T.DenseSylvester(2, 4, max_iterations=0), "max_iterations of at least 1"),
     "parametrization": (lambda: T.Conv1x1(2, "qr"), "parametrization to be 'lu' or 'free'"),
     "dim": (lambda: T.ActNorm(2, dim=2), "the channels on axis 1 or -1"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import nn
 
 from expmflow import transforms as T
+from expmflow.models.mixing import TRAINING_TOL
 from expmflow.nn import ConvNet, DenseNet, LipschitzConvNet
 
 CouplingNetwork = Literal["dense", "conv"]
@@ -83,6 +84,7 @@ def _sylvester(channels: int, networks: Networks, *, use_basis: bool = True) -> 
     return T.ConvSylvester(
         channels,
         networks.hidden,
+        training_tol=TRAINING_TOL,
         lipschitz=networks.lipschitz,
         context_channels=networks.context,
         use_basis=use_basis,

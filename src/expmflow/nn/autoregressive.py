@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.nn.context import check_context, offset
 from expmflow.nn.masked import MaskedConv, MaskedLinear, hidden_degrees
 from expmflow.nn.precision import network_precision
-from expmflow.nn.raster import RasterStack
+from expmflow.nn.raster import Activation, RasterStack
 
 HEADS = 4
 INITIAL_SCALE = 1e-2
+ACTIVATIONS: dict[str, Activation] = {"elu": F.elu, "relu": F.relu}
 
 
 def gated_tanh(u: Tensor, heads: Tensor, gamma: float, *, dim: int = 1) -> tuple[Tensor, Tensor]:
@@ -40,6 +41,7 @@ class ConvInner(nn.Module):
         hidden: channels inside.
         gamma: the bound γ of the diagonal.
         lipschitz: the largest norm of each convolution; 1.5 in the paper, None for no constraint.
+        activation: between them, `"elu"`, or `"relu"` as in the paper.
         context_channels: channels of a context `(batch, channels, *n)`, or `(batch, channels)`; 0 for none.
         dims: the number of spatial axes.
     """
@@ -51,6 +53,7 @@ class ConvInner(nn.Module):
         *,
         gamma: float = 0.5,
         lipschitz: float | None = None,
+        activation: str = "elu",
         context_channels: int = 0,
         dims: int = 2,
     ) -> None:
@@ -58,7 +61,9 @@ class ConvInner(nn.Module):
         expect_count(channels, "channels")
         expect_count(hidden, "hidden")
         check_gamma(gamma)
+        expect_one_of(activation, ACTIVATIONS, "activation")
         self.gamma = gamma
+        self.activation = ACTIVATIONS[activation]
         self.context_channels = context_channels
         own, inside = torch.arange(channels), hidden_degrees(channels, hidden)
         self.first = MaskedConv(own, inside, 3, strict=True, dims=dims, coeff=lipschitz)
@@ -72,8 +77,8 @@ class ConvInner(nn.Module):
             h = self.first(u)
             if self.context is not None:
                 h = h + offset(self.context, context, h.ndim)
-            h = self.middle(F.elu(h))
-            heads = self.last(F.elu(h))
+            h = self.middle(self.activation(h))
+            heads = self.last(self.activation(h))
         return gated_tanh(u, heads.to(u.dtype), self.gamma)
 
     def raster_stack(self, context: Any = None) -> RasterStack:
@@ -90,7 +95,7 @@ class ConvInner(nn.Module):
             first,
             middle,
             last,
-            activation=F.elu,
+            activation=self.activation,
             gate=lambda u, heads: gated_tanh(u, heads, self.gamma),
         )
 

@@ -70,7 +70,10 @@ class MaskedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.constrained:
             update_constraint(self, "weight", tuple(x.shape[1:]))
-        return _CONV[self.dims](x, self.weight, self.bias, padding=self.padding)
+        if self.padding == 0:
+            return _CONV[self.dims](x, self.weight, self.bias)
+        seen = self.weight[:, :, : self.padding + 1]  # the slabs behind the centre's are masked: a third less work
+        return _CONV[self.dims](x, seen, self.bias, padding=self.padding)[:, :, : x.shape[2]]
 
 
 class MaskedLinear(nn.Module):

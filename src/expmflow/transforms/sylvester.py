@@ -171,10 +171,11 @@ class ConvSylvester(GeneralizedSylvester):
     Args:
         channels: C of the input `(batch, C, h, w)`.
         hidden: channels inside the autoregressive function.
-        kernel_size, coeff: of the convolution exponential.
+        kernel_size, coeff, training_tol: of the convolution exponential.
         reflections: Householder reflections of Q; one per channel if None.
         gamma: the bound of the diagonal; the inverse is proven to converge for γ ≤ ½ and found to beyond.
         lipschitz: the largest norm of each inner convolution; 1.5 in the paper, None for no constraint.
+        activation: between the inner convolutions, `"elu"`, or `"relu"` as in the paper.
         context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
         use_basis: False leaves the basis change out, as in the paper's ablation.
         tol, max_iterations: of the inverse.
@@ -192,17 +193,27 @@ class ConvSylvester(GeneralizedSylvester):
         *,
         kernel_size: int = 3,
         coeff: float = 0.9,
+        training_tol: float | None = None,
         reflections: int | None = None,
         gamma: float = 0.5,
         lipschitz: float | None = None,
+        activation: str = "elu",
         context_channels: int = 0,
         use_basis: bool = True,
         tol: float | None = None,
         max_iterations: int = 200,
     ) -> None:
         q = Householder(channels, reflections)
-        basis = Chain([q, ConvExp(channels, kernel_size, coeff)] if use_basis else [])
-        inner = ConvInner(channels, hidden, gamma=gamma, lipschitz=lipschitz, context_channels=context_channels)
+        exponential = ConvExp(channels, kernel_size, coeff, training_tol=training_tol)
+        basis = Chain([q, exponential] if use_basis else [])
+        inner = ConvInner(
+            channels,
+            hidden,
+            gamma=gamma,
+            lipschitz=lipschitz,
+            activation=activation,
+            context_channels=context_channels,
+        )
         super().__init__(basis, inner, tol=tol, max_iterations=max_iterations)
         self.channels = channels
 
