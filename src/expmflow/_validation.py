@@ -62,5 +62,5 @@ def expect_count(value: object, name: str, *, at_least: int = 1) -> None:
 
 def expect_untraced(what: str) -> None:
     """Raise inside `torch.jit.trace`, for `what` would be recorded as it is for one input and be wrong for others."""
-    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    tracing = not torch.compiler.is_compiling() and torch.jit.is_tracing()  # type: ignore[attr-defined]
     expect(not tracing, f"no torch.jit.trace around {what}", "one: use torch.compile or torch.export")

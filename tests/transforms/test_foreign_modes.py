@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jacrev, vmap
 
+import expmflow as ef
 from expmflow import transforms as T
 from transform_cases import CASES
 from transform_registry import mapped, points
@@ -122,7 +123,7 @@ def test_a_trace_holds_for_other_inputs_or_is_refused(name, direction):
     inputs = (x,) if case.context is None else (x, case.context)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of every shape that it reads
-        refused, traced = outcome(lambda: torch.jit.trace(layer, inputs, check_trace=False))
+        refused, traced = outcome(lambda: torch.jit.trace(layer, inputs))
         if refused:
             assert "Expected no torch.jit.trace around" in refused
             return
@@ -130,3 +131,16 @@ def test_a_trace_holds_for_other_inputs_or_is_refused(name, direction):
         with torch.no_grad():
             for one, expected in zip(traced(*other), layer(*other), strict=True):
                 torch.testing.assert_close(one, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_traces_of_training_and_of_exponentials_are_refused():
+    x, op = torch.ones(1, 2), ef.DenseOperator(torch.eye(2))
+    traced = {
+        "a layer in training mode": T.ActNorm(2),
+        "an exponential, whose": T.LinearExp(2).eval(),
+        "an exponential": lambda x: ef.expm_apply(op, x),
+    }
+    for reason, run in traced.items():
+        with pytest.raises(ValueError, match=rf"Expected no torch\.jit\.trace around {reason}.*; got one"):
+            torch.jit.trace(run, x)

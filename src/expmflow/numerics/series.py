@@ -11,7 +11,7 @@ from torch import Tensor
 
 from expmflow._precision import without_autocast
 from expmflow._transformed import batched, largest_of_all, transformed
-from expmflow._validation import expect, expect_count, expect_one_of, expect_tensor, expect_type
+from expmflow._validation import expect, expect_count, expect_one_of, expect_tensor, expect_type, expect_untraced
 from expmflow.numerics.gradient import apply_recomputing, apply_recording
 from expmflow.numerics.graph_series import apply_graph_series, has_graph_series
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
@@ -79,6 +79,7 @@ def apply_at(
     gradient: Gradient,
 ) -> Tensor:
     """`expm_apply` at one time, unchecked: for layers, which have checked their input."""
+    expect_untraced("an exponential, whose terms follow from its weights")
     folded = op.folded(tuple(x.shape[1:]))
     scaled = folded if isinstance(t, float) and t == 1.0 else folded.scale(t)
     if terms is None and not transformed(x) and has_graph_series(scaled):

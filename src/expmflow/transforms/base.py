@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from expmflow._validation import expect_finite, expect_tensor, expect_type
+from expmflow._validation import expect_finite, expect_tensor, expect_type, expect_untraced
 from expmflow.nn.constraints import constant_constraints
 from expmflow.nn.precision import full_precision
 
@@ -82,6 +82,8 @@ class Transform(nn.Module, ABC):
         if torch.compiler.is_compiling():
             return direction(x, context)
         try:
+            if self.training:
+                expect_untraced("a layer in training mode, which may change as it runs: call eval()")
             self._check(x, context)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{layer_name(self)}: {error}") from None

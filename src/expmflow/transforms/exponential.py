@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._transformed import transformed
-from expmflow._validation import expect, expect_count, expect_one_of
+from expmflow._validation import expect, expect_count, expect_one_of, expect_untraced
 from expmflow.nn.constraints import (
     PowerConstraint,
     SkewKernel,
@@ -79,6 +79,7 @@ class Exponential(Transform):
         return self._exponential(z, -1.0, context)
 
     def _exponential(self, x: Tensor, sign: float, context: Any) -> Output:
+        expect_untraced("an exponential, whose terms follow from its weights")
         if self.training:
             self.update(x)
         fixed = self.freezes and not self.training and not torch.compiler.is_compiling()

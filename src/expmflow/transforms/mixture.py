@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect_count
+from expmflow._validation import expect_count, expect_untraced
 from expmflow.transforms.coupling import Coupling
 from expmflow.transforms.elementwise import LARGEST_LOG_SCALE, Elementwise, Pair, Params, bounded
 
@@ -97,6 +97,7 @@ def _quantile(logit: Tensor, *mixture: Tensor) -> Tensor:
 
     Each step doubles the order of the derivatives that are right, so two make second derivatives right.
     """
+    expect_untraced("an iteration, whose rounds depend on who asks")
     with torch.no_grad():
         _, means, log_widths = mixture
         single = means + log_widths.exp() * logit  # where each component alone has it
