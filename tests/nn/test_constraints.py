@@ -245,3 +245,30 @@ def test_weights_that_change_after_an_update_are_seen():
     constraint.update(weight)
     layer.load_state_dict({key: 0.001 * v if "original" in key else v for key, v in layer.state_dict().items()})
     assert torch.equal(layer.kernel, weight)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((5, 3), 1),
+        ((3, 5), 1),
+        ((6, 2, 3, 3), 1),
+        ((2, 6, 3, 3), 1),
+        ((4, 2, 3), 2),
+        ((6, 1, 1, 1), 3),
+        ((2, 2, 3, 1, 3), 1),
+    ],
+    ids=str,
+)
+def test_a_settled_constraint_holds_at_once(shape, groups):
+    """Of a weight that it has never seen, to rounding: σ is the largest singular value over the grid's frequencies."""
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    constraint = SpectralConstraint(torch.ones(shape, dtype=torch.float64), 0.7, groups=groups)
+    constraint.settle(weight)
+    bound = constraint.norm_bound(weight)
+    torch.testing.assert_close(float(constraint.norm(weight)), bound, rtol=1e-12, atol=0)
+    torch.testing.assert_close(constraint.norm_bound(constraint(weight)), 0.7, rtol=1e-12, atol=0)
+    for _ in range(500):
+        constraint.update(weight)
+    torch.testing.assert_close(float(constraint.norm(weight)), bound, rtol=1e-6, atol=0)  # what rounds come to
+    assert float(constraint.norm(weight)) <= bound * (1 + 1e-12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -72,13 +74,27 @@ REFUSED = {
 class TestNorms:
     @pytest.mark.parametrize("name", BLOCKS)
     def test_constants_are_certified_and_reached(self, name):
-        """The product of the norms at all frequencies is the coefficient, for weights that would exceed it.
-
-        To the digits that the constraint's iteration has in thirty rounds from weights that it has never seen.
-        """
+        """The product of the norms at all frequencies is the coefficient, for weights that would exceed it."""
         layer = CASES.ready(name).layer
-        assert layer.lipschitz_bound() == pytest.approx(layer.coeff, rel=1e-3)
-        assert layer.lipschitz_bound() < 1
+        assert layer.lipschitz_bound() == pytest.approx(layer.coeff, rel=1e-9)
+
+    def test_constants_do_not_lag_behind_the_weights(self):
+        """Steps so large that one round of power iteration a step would be lost: averages of weights among them."""
+        torch.manual_seed(0)
+        block = T.ResidualBlock(nn.LipschitzConvNet(2, 12))
+        x, average = torch.randn(8, 2, 6, 6), copy.deepcopy(block)
+        optimizer = torch.optim.Adam(block.parameters(), lr=0.1)
+        for _ in range(10):
+            z, logdet = block(x)
+            assert block.lipschitz_bound() <= 0.98 * (1 + 1e-5)
+            (z.square().sum() / 2 - logdet.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for mean, last in zip(average.parameters(), block.parameters(), strict=True):
+                mean.lerp_(last, 0.5)
+            average.eval()(x)
+        assert average.lipschitz_bound() <= 0.98 * (1 + 1e-5)
 
     @pytest.mark.parametrize("name", BLOCKS)
     def test_distances_shrink(self, name):
@@ -377,4 +393,5 @@ def test_a_flow_learns():
         loss.backward()
         optimizer.step()
     assert exact() < before - 0.1
-    assert all(layer.lipschitz_bound() < 1 for layer in list(chain)[1:])
+    flow(x)
+    assert all(layer.lipschitz_bound() <= 0.98 * (1 + 1e-5) for layer in list(chain)[1:])

@@ -93,13 +93,37 @@ class SpectralConstraint(nn.Module):
         return torch.linalg.vector_norm(_there(matrix, self.turns.index_select(0, frequency), v)) * self.slack
 
     @torch.no_grad()
+    def settle(self, weight: Tensor) -> None:
+        """As `update`, by eigenvalues at every frequency: nothing lags, so the constraint holds of this very weight.
+
+        Costs an eigenvalue problem of the smaller of both channel counts per frequency, and is meant for convolutions
+        with few channels on one side, and for matrices.
+        """
+        symbols = self._symbols(weight)
+        few_inputs = symbols.shape[-1] <= symbols.shape[-2]
+        grams = (symbols.mH @ symbols if few_inputs else symbols @ symbols.mH).flatten(0, 1)
+        if len(grams) > 1:
+            self.peak.copy_(torch.linalg.eigvalsh(grams)[..., -1].argmax())
+        vector = torch.linalg.eigh(grams[self.peak]).eigenvectors[:, -1]
+        if not few_inputs:
+            vector = symbols.flatten(0, 1)[self.peak].mH @ vector
+        vector = vector / torch.linalg.vector_norm(vector).clamp_min(NOTHING)
+        self.right.flatten(0, 1)[self.peak] = _real_parts(vector).to(self.right)
+        self.seen.copy_(_mark(weight))
+        self._found = None
+
+    @torch.no_grad()
     def norm_bound(self, weight: Tensor) -> float:
         """A certified bound on the norm of `weight`: its largest singular value on the grid, times the slack."""
-        matrices = _through_taps(weight.double(), self.groups)  # (groups, in, taps · out)
+        return self.slack * float(torch.linalg.matrix_norm(self._symbols(weight.double()), 2).amax())
+
+    def _symbols(self, weight: Tensor) -> Tensor:
+        """The matrices K̂ at each frequency, `(frequencies, groups, out, in)`."""
         taps = self.turns.shape[2] // 2
-        waves = torch.complex(self.turns[:, 0, :taps], self.turns[:, 1, :taps]).to(torch.complex128)
-        symbols = torch.einsum("gito,ft->fgio", matrices.unflatten(2, (taps, -1)).to(torch.complex128), waves)
-        return self.slack * float(torch.linalg.matrix_norm(symbols, 2).amax())
+        matrices = _through_taps(weight, self.groups).unflatten(2, (taps, -1))
+        waves = self.turns[:, :, :taps].to(matrices)
+        cos, sin = (torch.einsum("gito,ft->fgoi", matrices, part) for part in waves.unbind(1))
+        return cos if len(self.turns) == 1 else torch.complex(cos, sin)
 
     def forward(self, weight: Tensor) -> Tensor:
         with without_autocast(weight.device.type):  # networks may be coarse, their constraints are not
@@ -202,8 +226,11 @@ def constant_constraints() -> Iterator[None]:
         _tracking.suspended = before
 
 
-def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...]) -> None:
-    """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training."""
+def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...], *, settle: bool = False) -> None:
+    """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training.
+
+    With `settle` a `SpectralConstraint` holds of this very weight, by eigenvalues in place of a round of iteration.
+    """
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
     weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
     expect(not batched(weight), "one weight to follow in training", "many inside torch.vmap: call eval() first")
@@ -219,12 +246,20 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...])
                 return
         if isinstance(constraint, PowerConstraint):
             constraint.update(weight, event_shape)
+        elif settle:
+            constraint.settle(weight)
         else:
             constraint.update(weight)
         for key, value in kept.items():
             buffer = getattr(constraint, key)
             if buffer.shape == value.shape:
                 buffer.copy_(torch.where(stays.reshape(()), value, buffer))
+
+
+def _real_parts(vector: Tensor) -> Tensor:
+    """`(…, 2)`."""
+    imaginary = vector.imag if vector.is_complex() else torch.zeros_like(vector)
+    return torch.stack([vector.real, imaginary], dim=-1)
 
 
 def _readable(weight: Tensor) -> bool:

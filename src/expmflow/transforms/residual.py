@@ -8,14 +8,15 @@ of that.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from expmflow._transformed import batched
+from expmflow._transformed import batched, transformed
 from expmflow._validation import expect, expect_count, expect_one_of, expect_untraced
-from expmflow.nn.constraints import update_constraint
+from expmflow.nn.constraints import constant_constraints, update_constraint
 from expmflow.nn.lipschitz import constrain_lipschitz, lipschitz_bound
 from expmflow.numerics import ConvergenceError, fixed_point
 from expmflow.numerics.solve import with_implicit_gradient
@@ -43,8 +44,9 @@ class ResidualBlock(Transform):
     Args:
         net: g, from `(batch, *event)` to the same shape: `LipschitzConvNet` or `LipschitzMLP` of `expmflow.nn`, or a
             network of your own, an `nn.Sequential` of convolutions, linear maps and activations that do not expand. The
-            block puts a norm constraint on each of those weights, with `coeff` as the product of the norms. Any other
-            part states its Lipschitz constant by a method `lipschitz_bound()`.
+            block puts a norm constraint on each of those weights, with `coeff` as the product of the norms, met by
+            eigenvalues at every frequency whenever the weights have moved. Any other part states its Lipschitz constant
+            by a method `lipschitz_bound()`.
         coeff: the largest Lipschitz constant of g, in the 2-norm.
         logdet: `"estimate"` or `"exact"`; the attribute may be changed at any time.
         training_terms, evaluation_terms: the terms before the random ones.
@@ -119,10 +121,14 @@ class ResidualBlock(Transform):
         _, logdet = self._value_and_logdet(x, context)
         return x, -logdet
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # an eigenvalue problem gains nothing from it
     def _follow_weights(self, x: Tensor) -> None:
-        if self.training:
+        """Let the constraints hold of the weights as they are; in evaluation, where these have moved."""
+        if any(transformed(p) for p in self.net.parameters()):
+            return
+        with nullcontext() if self.training else constant_constraints():
             for layer in self._weighted:
-                update_constraint(layer, "weight", tuple(x.shape[1:]))
+                update_constraint(layer, "weight", tuple(x.shape[1:]), settle=True)
 
     def _g(self, x: Tensor, context: Any) -> Tensor:
         value = self.net(x, context) if getattr(self.net, "context_channels", 0) else self.net(x)
