@@ -14,7 +14,7 @@ from torch import Tensor
 import expmflow as ef
 from expmflow.numerics import heat
 from expmflow.numerics.decay import terms_needed, weights
-from expmflow.numerics.heat import plan_heat
+from expmflow.numerics.heat_plan import plan_heat
 from heat_cases import DTYPES, KINDS, dense_kernel, edges_of, graphs
 
 F64 = torch.float64

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import expmflow as ef
-from expmflow.numerics.heat import plan_heat
+from expmflow.numerics.heat_plan import plan_heat
 from heat_cases import DATA, DTYPES, KINDS, LARGE, sparse_kernel, star
 
 DEFAULT = {torch.float64: 1e-14, torch.float32: 1e-6}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import expmflow as ef
-from expmflow.numerics.heat import plan_heat
+from expmflow.numerics.heat_plan import plan_heat
 from heat_cases import DATA, DTYPES, KINDS, LARGE, sparse_kernel
 from operator_cases import CASES
 from reference import expm_product, matrix_of

@@ -1,0 +1,56 @@
+"""How many terms a heat kernel needs, what is proven of its error, and what is expected."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+
+from expmflow.numerics.decay import Basis, terms_needed
+from expmflow.numerics.plan import SeriesPlan, default_tol, gamma, with_rounding
+
+
+@lru_cache(maxsize=256)
+def plan_heat(
+    tau: float,
+    tol: float | None,
+    dtype: torch.dtype,
+    basis: Basis = "chebyshev",
+    sum_length: int | None = None,
+    absolute_norm: float = 1.0,
+) -> SeriesPlan:
+    """The terms that e^{τ(M − 1)} needs, what is proven of the error relative to ‖x‖, and what is expected.
+
+    What is left out is at most the sum of its weights: proven. The entries of M are rounded, which is felt τ times, and
+    so are all sums: 2u(τ + √terms) is expected, and nτu/16 more for sums of n = `sum_length` numbers of one sign.
+    Where `tol` is below this, the dtype cannot hold it, and `error_bound` says what is kept.
+
+    Proven of rounding, with ‖|M|‖ ≤ α = `absolute_norm`, each product off by at most γ ≈ (2n + 8)u times α: Chebyshev's
+    recurrence carries the error of a term on by polynomials of the second kind, so that T_k is off by at most
+    (2α + 1)γ k(k + 1)/2, and Σ w_k k² = τ; a power M^k by (1 + αγ)^k − 1, and Σ w_k (1 + αγ)^k = e^{ταγ}.
+    """
+    unit = torch.finfo(dtype).eps / 2
+    asked = max(default_tol(dtype) if tol is None else float(tol), unit)
+    rounding = 2 * unit * (tau + math.sqrt(terms_needed(basis, tau, asked)[0] + 1))
+    terms, left_out = terms_needed(basis, tau, max(asked - rounding, rounding / 8))
+    rounding += 0.0 if sum_length is None else sum_length * tau * unit / 16
+    plan = SeriesPlan(1, terms, left_out + rounding, left_out, expected_rounding=rounding)
+    if sum_length is None:
+        return plan
+    return with_rounding(plan, _proven_rounding(tau, terms, unit, basis, sum_length, absolute_norm))
+
+
+def _proven_rounding(tau: float, terms: int, unit: float, basis: Basis, sum_length: int, absolute: float) -> float:
+    """Entries have the roundings of degrees in them, which are sums as long; weights those of their recurrence."""
+    product, sums = gamma(2 * sum_length + 8, unit), gamma(5 * terms + 8, unit)
+    scaling = gamma(4, unit)
+    if basis == "powers":
+        carried = math.expm1(min(tau * absolute * product, 700.0))
+        return carried + (sums + scaling) * (1 + carried)
+    product *= 2 * absolute + 1
+    reach = product * terms * (terms + 1) / 2
+    if reach >= 1:
+        return math.inf
+    carried = product * (tau + math.sqrt(tau)) / 2 / (1 - reach)
+    return carried + (sums + scaling) / (1 - reach) * (1 + carried)
