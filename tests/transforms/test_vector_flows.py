@@ -298,6 +298,16 @@ def test_inverse_autoregressive_by_hand():
     torch.testing.assert_close(logdet, gate.log().sum(1), rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize(("dims", "event"), [(0, (4,)), (2, (4, 3, 3))])
+def test_gates_start_open(dims, event):
+    torch.manual_seed(0)
+    layer, z = T.InverseAutoregressive(4, 8, dims=dims).double(), draw("z", 5, *event)
+    x, logdet = layer.inverse(z)
+    gate = torch.sigmoid(torch.tensor(2.0, dtype=F64))
+    torch.testing.assert_close(logdet / z[0].numel(), gate.log().expand(5), rtol=0.05, atol=0)
+    torch.testing.assert_close(x, gate * z, rtol=0, atol=0.05)
+
+
 def test_a_long_event_with_steep_weights():
     """Forty entries whose inverse stretches: float64 gets back what float32 cannot, and says so or is right."""
     torch.manual_seed(1)

@@ -153,6 +153,8 @@ class InverseAutoregressive(Autoregressive):
 
     `inverse`, noise to data, is one pass of the network, so samples and their densities are cheap; `forward` takes as
     many passes as there are entries at most. Chains should reverse the order between layers, by `Flip` or `Permute`.
+    The gates start wide open, with s = 1: several in a chain would shrink the noise else, and a VAE would start with
+    latents that say too much and end with latents that say nothing.
 
     Args:
         features: d of vectors `(batch, d)`, by a MADE; or the channels of images, by masked convolutions.
@@ -169,6 +171,8 @@ class InverseAutoregressive(Autoregressive):
 
     def __init__(self, features: int, hidden: int | Sequence[int], *, dims: int = 0, context_features: int = 0) -> None:
         super().__init__(features, hidden, Gate(), dims=dims, context_features=context_features)
+        with torch.no_grad():
+            self.net.last.bias[:features].fill_(1.0)  # type: ignore[union-attr, index]
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         z, log_slope = self._solve(x, context)
