@@ -300,9 +300,7 @@ class TestReproduce:
 
 
 class TestResidual:
-    def test_random_logdets_are_not_weighed_and_shared_rows_are_trained_once(
-        self, tmp_path: Path, monkeypatch
-    ):
+    def test_random_logdets_are_not_weighed_and_shared_rows_are_trained_once(self, tmp_path: Path, monkeypatch):
         small = {**TINY.model, "subflows": 2, "hidden": 8, "subflow": "sylvester", "actnorm": True}
         setting = replace(TINY, model=small, seeds=(0,), rates=(1e-3,))
         monkeypatch.setattr(images, "load_cifar10", lambda folder, progress: small_images())
