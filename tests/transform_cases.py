@@ -49,6 +49,16 @@ def _():
     return Case(T.Conv1x1(3), (3, 4), wrong_event=(4, 3))
 
 
+@CASES.add("whiten")
+def _():
+    return Case(T.Whiten(3), (3,), wrong_event=(2,))
+
+
+@CASES.add("whiten-one-feature")
+def _():
+    return Case(T.Whiten(1), (1,), wrong_event=(2,), idle=("below",))
+
+
 @CASES.add("householder")
 def _():
     return Case(T.Householder(3), (3, 2, 2), wrong_event=(2, 3, 3))

@@ -55,6 +55,11 @@ for kind, make in KINDS.items():
     )
 
 
+@CASES.add("maf-relu")
+def _():
+    return Case(T.MaskedAutoregressive(4, 8, activation="relu"), (4,), wrong_event=(3,))
+
+
 @CASES.add("maf-mixture")
 def _():
     return Case(T.MaskedAutoregressive(4, 6, transformer="mixture", components=4), (4,), wrong_event=(3,))

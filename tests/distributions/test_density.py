@@ -57,6 +57,12 @@ def test_integrates_to_one(layers, base):
     assert float(density.sum()) * cell == pytest.approx(1, abs=1e-4)
 
 
+def test_a_logistic_density_is_the_slope_of_its_distribution_function():
+    z = torch.linspace(-9, 9, 19, dtype=F64, requires_grad=True)
+    (slope,) = torch.autograd.grad(torch.sigmoid(z / 0.7).sum(), z)
+    torch.testing.assert_close(D.Logistic((1,), 0.7).log_prob(z[:, None]), slope.log())
+
+
 def test_a_linear_flow_is_a_gaussian():
     """z = exp(M)x ~ N(0, I) means x ~ N(0, exp(−M) exp(−M)ᵀ)."""
     made = flow("linear-exp", "standard")

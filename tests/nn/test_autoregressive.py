@@ -84,6 +84,7 @@ def test_raster_masks_by_hand():
 
 def test_hidden_units_are_spread_over_all_degrees():
     assert hidden_degrees(3, 7).bincount().tolist() == [3, 2, 2]
+    assert hidden_degrees(7, 3).tolist() == [0, 2, 4]  # too few for all: none of them at the end alone
 
 
 def test_contexts_reach_every_output():

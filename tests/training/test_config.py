@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from cli_runs import run_command
-from expmflow.data import DataError
+from expmflow.data import DataError, Dataset
 from expmflow.models.mixing import MIXINGS
 from expmflow.models.subflows import SUBFLOWS
-from expmflow.training.build import build_data
+from expmflow.training.build import build_data, resolve
 from expmflow.training.config import Config, ConfigError, load_config, parse_config, presets
 from expmflow.training.randomness import Randomness
 
@@ -126,3 +127,19 @@ def test_other_data_than_the_preset_has_comes_without_its_files() -> None:
 def test_settings_of_other_data_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         build_data(parse_config({"data": settings}).data, Randomness(0))
+
+
+def test_settings_of_tables_follow_from_the_number_of_rows():
+    for rows, hidden, jitter, decay in ((120, 32, 0.5, 1.0), (4_000, 64, 0.015, 0.1), (100_000, 64, 0.0, 0.004)):
+        config = resolve(parse_config({"model": {"kind": "table"}}), vectors_of(rows))
+        assert (config.model.hidden, config.data.jitter, config.optim.weight_decay) == (hidden, jitter, decay)
+        given = parse_config({"model": {"kind": "table", "hidden": 5}, "data": {"jitter": 0.2}})
+        assert resolve(given, vectors_of(rows)).model.hidden == 5
+        assert resolve(given, vectors_of(rows)).data.jitter == 0.2
+    with pytest.raises(ConfigError, match=r"Expected optim\.optimizer=adam for weight decay; got adamax"):
+        resolve(parse_config({"optim": {"optimizer": "adamax", "weight_decay": 0.1}}), vectors_of(10))
+
+
+def vectors_of(rows):
+    part = torch.zeros(rows, 2)
+    return Dataset(part, part, part, kind="vectors")

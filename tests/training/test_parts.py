@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from expmflow.data.kinds.images import shifted
+from expmflow.data.kinds.vectors import jittered
 from expmflow.distributions import Draw
 from expmflow.runs.typicality import Typicality
 from expmflow.training.config import OptimConfig
@@ -76,11 +77,28 @@ def test_eps_is_what_the_config_says(optimizer) -> None:
         torch.testing.assert_close(before - net.weight.detach(), torch.full_like(before, moved), rtol=1e-2, atol=0)
 
 
+def test_weight_decay_shrinks_matrices_alone() -> None:
+    net = torch.nn.Linear(2, 1)
+    before = [p.detach().clone() for p in net.parameters()]
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    build_optimizer(net, OptimConfig(lr=0.1, weight_decay=0.5)).step()
+    torch.testing.assert_close(net.weight.detach(), 0.95 * before[0])
+    assert torch.equal(net.bias.detach(), before[1])
+
+
+def test_jitter_has_the_covariance_of_the_rows() -> None:
+    train = torch.randn(500, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    uniform = torch.rand(200_000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    moved = jittered(torch.zeros(len(uniform), 3, dtype=torch.float64), uniform, 0.5, train)
+    torch.testing.assert_close(torch.cov(moved.T), 0.25 * torch.cov(train.T), rtol=0.03, atol=0.01)
+
+
 def test_images_are_shifted_by_whole_pixels() -> None:
     """By all shifts up to the largest; the edges are copies."""
     images = torch.arange(2 * 5 * 6, dtype=torch.uint8).reshape(1, 2, 5, 6).expand(9, -1, -1, -1)
     moves = torch.cartesian_prod(*2 * [torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)])
-    found = shifted(images, moves, 1)
+    found = shifted(images, moves, 1, images)
     padded = torch.nn.functional.pad(images[:1].double(), (1, 1, 1, 1), mode="replicate").to(torch.uint8)
     expected = [padded[:, :, 1 - dy : 6 - dy, 1 - dx : 7 - dx] for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
     assert torch.equal(found, torch.cat(expected))

@@ -10,7 +10,7 @@ from expmflow.distributions.dequantization import (
 from expmflow.distributions.discretized import LogisticMixture
 from expmflow.distributions.exchangeable import Exchangeable
 from expmflow.distributions.flow import Flow, NonFiniteError
-from expmflow.distributions.gaussian import Base, DiagonalGaussian, NodeNormal, StandardNormal
+from expmflow.distributions.gaussian import Base, DiagonalGaussian, Logistic, NodeNormal, StandardNormal
 from expmflow.distributions.likelihood import Bernoulli, Likelihood, Normal
 from expmflow.distributions.posterior import AmortizedGaussian, FlowPosterior
 from expmflow.distributions.protocol import Density, Draw
@@ -28,6 +28,7 @@ __all__ = [
     "Flow",
     "FlowPosterior",
     "Likelihood",
+    "Logistic",
     "LogisticMixture",
     "NodeNormal",
     "NonFiniteError",

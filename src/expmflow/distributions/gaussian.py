@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
 from expmflow.nn.graph import node_mask, split_graph
 
 LOG_2PI = math.log(2 * math.pi)
+UNIT_VARIANCE = math.sqrt(3) / math.pi  # the scale of a logistic whose variance is one
 
 
 class Base(nn.Module, ABC):
@@ -75,6 +77,35 @@ class StandardNormal(Base):
 
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
         return temperature * noise
+
+
+@final
+class Logistic(Base):
+    """Independent logistics around zero, whose tails are heavier than those of normals: log p falls linearly.
+
+    What the logarithm of F / (1 − F) makes of a variable with the distribution function F, as layers by mixtures do.
+
+    Args:
+        event_shape: of the event.
+        scale: 1 for the standard logistic, `UNIT_VARIANCE` (√3/π) for a variance of one.
+
+    Example:
+        >>> Logistic((2,)).log_prob(torch.zeros(1, 2))
+        tensor([-2.7726])
+    """
+
+    def __init__(self, event_shape: Sequence[int], scale: float = 1.0) -> None:
+        super().__init__(event_shape)
+        expect(scale > 0, "a positive scale", scale)
+        self.scale = scale
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        standard = z / self.scale
+        return (F.logsigmoid(standard) + F.logsigmoid(-standard) - math.log(self.scale)).flatten(1).sum(1)
+
+    def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
+        standard = torch.special.log_ndtr(noise) - torch.special.log_ndtr(-noise)
+        return temperature * self.scale * standard
 
 
 @final

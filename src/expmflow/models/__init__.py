@@ -4,6 +4,7 @@ from expmflow.models.autoencoder import image_vae, vector_vae
 from expmflow.models.dense import dense_flow
 from expmflow.models.graph import graph_flow
 from expmflow.models.image import image_flow
+from expmflow.models.table import table_flow
 from expmflow.models.vae import VAE
 
-__all__ = ["VAE", "dense_flow", "graph_flow", "image_flow", "image_vae", "vector_vae"]
+__all__ = ["VAE", "dense_flow", "graph_flow", "image_flow", "image_vae", "table_flow", "vector_vae"]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_one_of
+from expmflow.nn.activations import activation_named
 from expmflow.nn.context import check_context, offset
 from expmflow.nn.masked import MaskedConv, MaskedLinear, hidden_degrees
 from expmflow.nn.precision import network_precision
@@ -112,11 +113,21 @@ class MADE(nn.Module):
         hidden: the widths of the hidden layers.
         outputs: outputs per feature, stacked in blocks of d along axis 1.
         context_features: features of a context `(batch, features)`; 0 for none.
+        activation: `"elu"`, `"leaky_relu"`, or `"relu"`, which follows sharp edges better.
     """
 
-    def __init__(self, features: int, hidden: Sequence[int], outputs: int, *, context_features: int = 0) -> None:
+    def __init__(
+        self,
+        features: int,
+        hidden: Sequence[int],
+        outputs: int,
+        *,
+        context_features: int = 0,
+        activation: str = "elu",
+    ) -> None:
         super().__init__()
         expect_count(features, "features")
+        self.activation = activation_named(activation)
         for width in hidden:
             expect_count(width, "hidden")
         expect(len(hidden) > 0, "at least one hidden layer", "none")
@@ -132,7 +143,7 @@ class MADE(nn.Module):
             x = layer(x)
             if i == 0 and self.context is not None:
                 x = x + self.context(context)
-            x = F.elu(x)
+            x = self.activation(x)
         return self.last(x)
 
 

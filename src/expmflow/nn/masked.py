@@ -16,8 +16,12 @@ _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d
 
 
 def hidden_degrees(features: int, hidden: int) -> Tensor:
-    """For each hidden unit, how many of the features before it may know: 0 … features − 1, evenly."""
-    return torch.arange(hidden) % features
+    """For each hidden unit, how many of the features before it may know: 0 … features − 1, evenly.
+
+    Fewer units than features are spread over all of them, so that no feature is left out.
+    """
+    units = torch.arange(hidden)
+    return units % features if hidden >= features else units * features // hidden
 
 
 class MaskedConv(nn.Module):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect_one_of
+from expmflow.nn.activations import activation_named
 from expmflow.nn.context import check_context
 
 
@@ -34,10 +32,8 @@ class MLP(nn.Module):
         context_features: int = 0,
     ) -> None:
         super().__init__()
-        known: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "leaky_relu": F.leaky_relu, "elu": F.elu}
-        expect_one_of(activation, known, "activation")
+        self.activation = activation_named(activation)
         self.context_channels = context_features
-        self.activation = known[activation]
         widths = [in_features + context_features, *hidden, out_features]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         nn.init.zeros_(self.layers[-1].weight)  # type: ignore[arg-type]

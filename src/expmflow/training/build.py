@@ -12,6 +12,7 @@ from expmflow.data.kinds import KINDS, sources
 from expmflow.distributions import Density
 from expmflow.training.config import Config, ConfigError, DataConfig
 from expmflow.training.randomness import Randomness
+from expmflow.training.sections import Section
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 OF_ONE_SOURCE = ("path", "size", "channels")  # settings that say something about the user's own files
@@ -48,7 +49,12 @@ def resolve(config: Config, data: Dataset) -> Config:
             given = getattr(config.data, setting)
             if given:
                 raise ConfigError(f"Expected no data.{setting} for data that are no {other.name}; got {given}.")
-    return config.model_copy(update={"model": config.model.resolved(data)})
+    if config.optim.weight_decay and config.optim.optimizer != "adam":
+        raise ConfigError(f"Expected optim.optimizer=adam for weight decay; got {config.optim.optimizer}.")
+    filled: dict[str, Section] = {"model": config.model.resolved(data)}
+    for section, values in config.model.defaults(len(data.train)).items():
+        filled[section] = getattr(config, section).filled(**values)
+    return config.model_copy(update=filled)
 
 
 def build_model(config: Config, event_shape: tuple[int, ...]) -> Density:

@@ -14,11 +14,12 @@ from pydantic_core import PydanticCustomError
 from expmflow.data import Dataset
 from expmflow.data.kinds import sources
 from expmflow.distributions import Density
-from expmflow.models import dense_flow, graph_flow, image_flow
+from expmflow.models import dense_flow, graph_flow, image_flow, table_flow
 from expmflow.models.graph import GraphNetworks
 from expmflow.models.image import BaseKind, Dequantization, Start
 from expmflow.models.mixing import Mixing
 from expmflow.models.subflows import CouplingNetwork, SubflowName
+from expmflow.training.defaults import default_components, default_hidden, default_jitter, default_weight_decay
 from expmflow.training.files import read_text
 from expmflow.training.sections import ConfigError, Depth, Fraction, ModelSection, Positive, Section, Width
 from expmflow.training.vae_config import VAEModelConfig, VectorVAEModelConfig
@@ -48,6 +49,9 @@ class DataConfig(Section):
     skip_broken: bool = Field(False, description="leave out files that are no images, with a warning (images)")
     flip: bool = Field(False, description="turn half of the training images left to right (images)")
     shift: int = Field(0, ge=0, le=2**16, description="move training images by up to so many pixels each way (images)")
+    jitter: float | None = Field(
+        None, ge=0, le=1, description="move training rows by this share of their spread; by their number if not given"
+    )
 
     @field_validator("name")
     @classmethod
@@ -69,6 +73,26 @@ class DenseModelConfig(ModelSection):
 
     def build(self, event_shape: tuple[int, ...]) -> Density:
         return dense_flow(*event_shape, **self.model_dump(exclude={"kind"}))
+
+
+class TableModelConfig(ModelSection):
+    """A flow on vectors: autoregressive splines, whitening, LinearExp, autoregressive mixtures."""
+
+    kind: Literal["table"] = "table"
+    blocks: Depth = Field(1, description="how many of these")
+    hidden: Width | None = Field(None, description="features inside the networks; by the number of rows if not given")
+    components: Width | None = Field(None, description="of splines and mixtures; by the number of rows if not given")
+    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
+
+    def resolved(self, data: Dataset) -> Self:
+        return self.filled(hidden=default_hidden(len(data.train)), components=default_components(len(data.train)))
+
+    def defaults(self, rows: int) -> Mapping[str, Mapping[str, Any]]:
+        return {"data": {"jitter": default_jitter(rows)}, "optim": {"weight_decay": default_weight_decay(rows)}}
+
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        settings = self.model_dump(exclude={"kind"}, exclude_none=True)
+        return table_flow(*event_shape, **settings)
 
 
 class ImageModelConfig(ModelSection):
@@ -135,6 +159,7 @@ def _kind(model: Any) -> Any:
 
 MODELS: dict[str, type[ModelSection]] = {
     "dense": DenseModelConfig,
+    "table": TableModelConfig,
     "image": ImageModelConfig,
     "graph": GraphModelConfig,
     "vae": VAEModelConfig,
@@ -142,6 +167,7 @@ MODELS: dict[str, type[ModelSection]] = {
 }
 ModelConfig = Annotated[
     Annotated[DenseModelConfig, Tag("dense")]
+    | Annotated[TableModelConfig, Tag("table")]
     | Annotated[ImageModelConfig, Tag("image")]
     | Annotated[GraphModelConfig, Tag("graph")]
     | Annotated[VAEModelConfig, Tag("vae")]
@@ -166,6 +192,9 @@ class OptimConfig(Section):
     decay_every: Positive | None = Field(None, description="steps; an epoch if not given")
     clip: float | None = Field(None, gt=0, description="the largest norm of the gradient")
     ema: Fraction | None = Field(None, description="decay of the moving average of the weights; off if not given")
+    weight_decay: float | None = Field(
+        None, ge=0, le=100, description="decoupled, of matrices (adam); tables: by their rows if not given, others: 0"
+    )
 
 
 class TrainConfig(Section):

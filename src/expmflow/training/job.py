@@ -69,7 +69,7 @@ class Run:
         for setting, change in KINDS[self.data.kind].augmentations.items():
             if value := getattr(self.config.data, setting):
                 drawn = self.randomness.noise("uniform", (size, *change.shape), setting, step)
-                x = change.apply(x, self.among.slice(drawn), value)
+                x = change.apply(x, self.among.slice(drawn), value, self.data.train)
         if self.data.labels is not None:
             labels = self.data.labels[0][chosen]
         return self.rows(x), self.context(labels)

@@ -11,7 +11,16 @@ from expmflow.training.config import OptimConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam or Adamax over all parameters, in as few operations as there are for it."""
+    """Adam or Adamax over all parameters, in as few operations as there are for it.
+
+    Weight decay is decoupled (Loshchilov and Hutter, 2019), and leaves biases, scales and shifts alone.
+    """
+    if config.optimizer == "adam" and config.weight_decay:
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        others = [p for p in model.parameters() if p.ndim <= 1]
+        decays = ((matrices, config.weight_decay), (others, 0.0))
+        groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
+        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     if config.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     return FlatAdamax(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +27,10 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def filled(self, **values: Any) -> Self:
+        """With these values where there are none."""
+        return self.model_copy(update={key: value for key, value in values.items() if getattr(self, key) is None})
+
 
 class ModelSection(Section, ABC):
     """What every kind of model says of itself."""
@@ -33,6 +38,10 @@ class ModelSection(Section, ABC):
     def resolved(self, data: Dataset) -> Self:
         """With what follows from the data filled in, or a `ConfigError` if it says otherwise."""
         return self
+
+    def defaults(self, rows: int) -> Mapping[str, Mapping[str, Any]]:
+        """Settings of other sections, by their names, that follow from the number of training rows, if not given."""
+        return {}
 
     @abstractmethod
     def build(self, event_shape: tuple[int, ...]) -> Density:

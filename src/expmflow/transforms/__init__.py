@@ -18,6 +18,7 @@ from expmflow.transforms.reshape import Flip, Permute, Squeeze
 from expmflow.transforms.residual import ResidualBlock
 from expmflow.transforms.sylvester import ConvSylvester, DenseSylvester, GeneralizedSylvester, GraphSylvester
 from expmflow.transforms.triangular import TriangularConvSylvester
+from expmflow.transforms.whiten import Whiten
 from expmflow.transforms.woodbury import Woodbury
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Transform",
     "TriangularConvSylvester",
     "TriangularSylvester",
+    "Whiten",
     "Woodbury",
     "keyed_draws",
 ]

@@ -38,15 +38,24 @@ class Autoregressive(Transform):
         function: g.
         dims: the number of spatial axes; 0 for vectors.
         context_features: of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for none.
+        activation: of the network on vectors.
     """
 
     def __init__(
-        self, features: int, hidden: int | Sequence[int], function: Elementwise, *, dims: int, context_features: int
+        self,
+        features: int,
+        hidden: int | Sequence[int],
+        function: Elementwise,
+        *,
+        dims: int,
+        context_features: int,
+        activation: str = "elu",
     ) -> None:
         super().__init__()
         expect_count(features, "features")
         expect_count(context_features, "context_features", at_least=0)
         expect(dims in (0, 1, 2, 3), "0 spatial axes (vectors) to 3", dims)
+        expect(dims == 0 or activation == "elu", "elu in networks on images", activation)
         self.features = features
         self.dims = dims
         self.context_channels = context_features
@@ -59,7 +68,7 @@ class Autoregressive(Transform):
             self.net: nn.Module = ConvMADE(features, width, outputs, context_features=context_features, dims=dims)
         else:
             widths = (hidden, hidden) if isinstance(hidden, int) else tuple(hidden)
-            self.net = MADE(features, widths, outputs, context_features=context_features)
+            self.net = MADE(features, widths, outputs, context_features=context_features, activation=activation)
         with torch.no_grad():
             self.net.last.parametrizations.weight.original.mul_(INITIAL_SCALE)  # type: ignore[union-attr, operator]
 
@@ -115,6 +124,7 @@ class MaskedAutoregressive(Autoregressive):
         components: of the mixture, or pieces of the spline.
         dims: the number of spatial axes: 0 for vectors, 2 for images.
         context_features: of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for none.
+        activation: of the network on vectors: `"elu"`, or `"relu"`, which follows sharp edges better.
 
     Example:
         >>> layer = T.MaskedAutoregressive(4, hidden=16)
@@ -132,11 +142,14 @@ class MaskedAutoregressive(Autoregressive):
         components: int = 8,
         dims: int = 0,
         context_features: int = 0,
+        activation: str = "elu",
     ) -> None:
         expect_one_of(transformer, TRANSFORMERS, "transformer")
         expect_count(components, "components")
         function = TRANSFORMERS[transformer](components)
-        super().__init__(features, hidden, function, dims=dims, context_features=context_features)
+        super().__init__(
+            features, hidden, function, dims=dims, context_features=context_features, activation=activation
+        )
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         z, log_slope = self._map(x, context)

@@ -62,10 +62,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random change of training rows: `apply(rows, uniform, value)`, with `(batch, *shape)` numbers in [0, 1)."""
+    """A random change of training rows: `apply(rows, uniform, value, train)`.
+
+    `uniform` are `(batch, *shape)` numbers in [0, 1), `value` is the setting, `train` are all the training rows.
+    """
 
     shape: tuple[int, ...]
-    apply: Callable[[Tensor, Tensor, Any], Tensor]
+    apply: Callable[[Tensor, Tensor, Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -166,12 +166,12 @@ def _classes(data: Dataset) -> tuple[str, str]:
     return f"classes: {data.classes}", ", ".join(listed) + (", …" if data.classes > MOST_CLASSES else "")
 
 
-def flipped(images: Tensor, uniform: Tensor, asked: bool) -> Tensor:
+def flipped(images: Tensor, uniform: Tensor, asked: bool, train: Tensor) -> Tensor:
     """Half of the images turned left to right, those whose number in [0, 1) is below ½."""
     return torch.where((uniform < 0.5)[:, None, None, None], images.flip(3), images)
 
 
-def shifted(images: Tensor, uniform: Tensor, most: int) -> Tensor:
+def shifted(images: Tensor, uniform: Tensor, most: int, train: Tensor) -> Tensor:
     """Images moved by −`most` to `most` pixels along both axes, as `(batch, 2)` numbers in [0, 1) say.
 
     What comes in at the edges are copies of them.

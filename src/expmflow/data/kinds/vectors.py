@@ -19,6 +19,7 @@ from expmflow.data.errors import DataError
 from expmflow.data.gaussian import gaussian_nll
 from expmflow.data.kinds.base import (
     NATS,
+    Augmentation,
     Description,
     Generators,
     Kind,
@@ -43,7 +44,7 @@ class Vectors(Kind):
     """Rows of floats, `(columns,)`."""
 
     name: ClassVar[str] = "vectors"
-    models: ClassVar[tuple[str, ...]] = ("dense", "vector-vae")
+    models: ClassVar[tuple[str, ...]] = ("table", "dense", "vector-vae")
     files: ClassVar[str] = ".npy or .csv tables"
     formats: ClassVar[tuple[str, ...]] = (".npy", ".csv", ".png")
     shown_samples: ClassVar[int] = 2000
@@ -54,6 +55,7 @@ class Vectors(Kind):
             "moons": Source(_moons, ("samples", "validation", "test"), "drawn"),
             "table": Source(_table, ("path", "validation", "test"), "a .npy or .csv table"),
         }
+        self.augmentations: Mapping[str, Augmentation] = {"jitter": Augmentation((2,), jittered)}
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         expect_axes(event_shape, 1, "vectors of shape (columns,)")
@@ -143,6 +145,15 @@ def _table(
     table = load_table(path)
     rows = table.rows[torch.randperm(len(table.rows), generator=generator("split"))]
     return replace(split(rows, validation, test), names=table.names)
+
+
+def jittered(rows: Tensor, uniform: Tensor, share: float, train: Tensor) -> Tensor:
+    """Rows moved by `share` times the difference of two training rows, over √2: noise with the covariance of the data.
+
+    A density of few rows that is trained so does not heap up on each of them.
+    """
+    first, second = (uniform * len(train)).long().clamp_max(len(train) - 1).unbind(1)
+    return rows + share / 2**0.5 * (train[first] - train[second])
 
 
 def _like(file: Path, layout: Layout) -> Tensor:
