@@ -20,6 +20,7 @@ import layers
 import paper_models
 import residual
 import sparse
+import tables
 import wavefronts
 from timing import machine
 
@@ -44,6 +45,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "imagemodels": image_models.training_step,
     "papermodels": paper_models.relative_to_1x1,
     "graphmodels": graph_models.training_step,
+    "tables": tables.against_nsf,
     "imagetraining": image_training.whole_training,  # last: it needs CIFAR-10
 }
 
