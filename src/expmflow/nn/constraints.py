@@ -99,14 +99,15 @@ class SpectralConstraint(nn.Module):
         Costs an eigenvalue problem of the smaller of both channel counts per frequency, and is meant for convolutions
         with few channels on one side, and for matrices.
         """
-        symbols = self._symbols(weight)
-        few_inputs = symbols.shape[-1] <= symbols.shape[-2]
-        grams = (symbols.mH @ symbols if few_inputs else symbols @ symbols.mH).flatten(0, 1)
+        taps, waves = self._taps(weight), self._waves(weight)
+        few_inputs = taps.shape[1] <= taps.shape[3]
+        grams = _grams(taps, waves.conj()) if few_inputs else _grams(taps.transpose(1, 3), waves)
         if len(grams) > 1:
             self.peak.copy_(torch.linalg.eigvalsh(grams)[..., -1].argmax())
         vector = torch.linalg.eigh(grams[self.peak]).eigenvectors[:, -1]
-        if not few_inputs:
-            vector = symbols.flatten(0, 1)[self.peak].mH @ vector
+        if not few_inputs:  # K̂ᴴ takes it to the inputs
+            wave = waves[self.peak // self.groups].conj()
+            vector = torch.einsum("ito,t,o->i", taps[self.peak % self.groups].to(wave), wave, vector)
         vector = vector / torch.linalg.vector_norm(vector).clamp_min(NOTHING)
         self.right.flatten(0, 1)[self.peak] = _real_parts(vector).to(self.right)
         self.seen.copy_(_mark(weight))
@@ -119,11 +120,17 @@ class SpectralConstraint(nn.Module):
 
     def _symbols(self, weight: Tensor) -> Tensor:
         """The matrices K̂ at each frequency, `(frequencies, groups, out, in)`."""
-        taps = self.turns.shape[2] // 2
-        matrices = _through_taps(weight, self.groups).unflatten(2, (taps, -1))
-        waves = self.turns[:, :, :taps].to(matrices)
-        cos, sin = (torch.einsum("gito,ft->fgoi", matrices, part) for part in waves.unbind(1))
+        taps, waves = self._taps(weight), self._waves(weight)
+        return torch.einsum("gito,ft->fgoi", taps.to(waves), waves)
+
+    def _waves(self, like: Tensor) -> Tensor:
+        """`(frequencies, taps)`; real, where there is but one frequency."""
+        cos, sin = self.turns[:, :, : self.turns.shape[2] // 2].to(like).unbind(1)
         return cos if len(self.turns) == 1 else torch.complex(cos, sin)
+
+    def _taps(self, weight: Tensor) -> Tensor:
+        """`(groups, in, taps, out)`."""
+        return _through_taps(weight, self.groups).unflatten(2, (-1, weight.shape[0] // self.groups))
 
     def forward(self, weight: Tensor) -> Tensor:
         with without_autocast(weight.device.type):  # networks may be coarse, their constraints are not
@@ -254,6 +261,17 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...],
             buffer = getattr(constraint, key)
             if buffer.shape == value.shape:
                 buffer.copy_(torch.where(stays.reshape(()), value, buffer))
+
+
+def _grams(taps: Tensor, waves: Tensor) -> Tensor:
+    """`(frequencies · groups, few, few)`: A Aᴴ of A = Σ_t taps_t waves_t, from `(groups, few, taps, many)`.
+
+    The many channels are summed over first, once for all frequencies.
+    """
+    groups, few, count, _ = taps.shape
+    pairs = taps.flatten(1, 2) @ taps.flatten(1, 2).mT
+    half = torch.einsum("gitjs,fs->fgitj", pairs.view(groups, few, count, few, count).to(waves), waves.conj())
+    return torch.einsum("fgitj,ft->fgij", half, waves).flatten(0, 1)
 
 
 def _real_parts(vector: Tensor) -> Tensor:
