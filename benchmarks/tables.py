@@ -91,7 +91,7 @@ CANDIDATES = {
 
 
 def load(name: str) -> Parts:
-    """Seven tenths for training, a seventh of them for validation and so on; the rows in a random order."""
+    """Rows in a random order: 70 % for training, 15 % for validation, 15 % for the test."""
     generator = torch.Generator().manual_seed(0)
     rows = DATA[name](generator)
     rows = rows[torch.randperm(len(rows), generator=generator)]

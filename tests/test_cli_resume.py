@@ -11,7 +11,7 @@ import torch
 
 import expmflow as ef
 from cli_runs import TINY, files, run_command, train_tiny
-from expmflow.cli import console
+from expmflow.cli import device
 from expmflow.training.run import RunFolder
 
 
@@ -100,12 +100,12 @@ def test_a_folder_with_other_files_is_no_place_for_a_run(here: Path):
 
 def test_the_accelerator_is_taken_if_there_is_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert console.device_named(None) == "cpu"
+    assert device.device_named(None) == "cpu"
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     for present, chosen in (("cuda", "cuda"), ("xpu", "xpu"), ("mps", "cpu")):
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda present=present: torch.device(present))
-        assert console.device_named(None) == chosen
-        assert console.device_named("cpu") == "cpu"
+        assert device.device_named(None) == chosen
+        assert device.device_named("cpu") == "cpu"
 
 
 def test_a_run_s_config_is_what_goes_on(tmp_path: Path):

@@ -1,25 +1,25 @@
 """Exact-likelihood models made of exponentials of linear operators."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from expmflow import distributions, interop, models, nn, operators, transforms
-from expmflow.distributions import Flow
-from expmflow.numerics import (
-    ConvergenceError,
-    SeriesPlan,
-    Solution,
-    certify,
-    certify_heat,
-    expm_apply,
-    fixed_point,
-    heat_kernel,
-    plan_series,
-    power_iteration,
-)
-from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
-
 if TYPE_CHECKING:
+    from expmflow import distributions, interop, models, nn, operators, transforms
+    from expmflow.distributions import Flow
+    from expmflow.numerics import (
+        ConvergenceError,
+        SeriesPlan,
+        Solution,
+        certify,
+        certify_heat,
+        expm_apply,
+        fixed_point,
+        heat_kernel,
+        plan_series,
+        power_iteration,
+    )
+    from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
     from expmflow.runs.pretrained import load, save_pretrained
 
 __version__ = version("expmflow")
@@ -51,11 +51,37 @@ __all__ = [
     "transforms",
 ]
 
+_HOMES = {
+    "distributions": ("Flow",),
+    "numerics": (
+        "ConvergenceError",
+        "SeriesPlan",
+        "Solution",
+        "certify",
+        "certify_heat",
+        "expm_apply",
+        "fixed_point",
+        "heat_kernel",
+        "plan_series",
+        "power_iteration",
+    ),
+    "operators": ("ConvOperator", "DenseOperator", "FunctionOperator", "GraphConvOperator", "LinearOperator"),
+    "runs.pretrained": ("load", "save_pretrained"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """Training is loaded when it is first asked for: layers alone need none of it."""
-    if name in ("load", "save_pretrained"):
-        from expmflow.runs import pretrained
+    """Everything is loaded when it is first asked for: the command line answers before torch is there."""
+    if name in _HOME:
+        value = getattr(import_module(f"expmflow.{_HOME[name]}"), name)
+    elif name in __all__:
+        value = import_module(f"expmflow.{name}")
+    else:
+        raise AttributeError(f"module 'expmflow' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
-        return getattr(pretrained, name)
-    raise AttributeError(f"module 'expmflow' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Run the command that argv asks for, and exit with its code."""
+    let_waiting_threads_sleep()
     try:
         from expmflow.cli.app import app
     except ModuleNotFoundError as error:
@@ -15,3 +17,12 @@ def main() -> None:
         print(f"Expected {error.name} for the command line; got none. Install the extra `train`.", file=sys.stderr)
         sys.exit(1)
     app(prog_name="expmflow")
+
+
+def let_waiting_threads_sleep() -> None:
+    """Unless the environment says otherwise, threads that wait for others sleep instead of spinning.
+
+    Beside busy processes a thread that spins holds the core which the one that it waits for needs. It must be said
+    before torch is loaded, and changes no result.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

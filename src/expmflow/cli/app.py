@@ -1,51 +1,75 @@
-"""All the commands in one place."""
+"""All the commands in one place; each is loaded when it is asked for, so that --help need not wait for torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
-import torch
 import typer
+from typer.core import TyperGroup
 
 from expmflow import __version__
 from expmflow.cli.console import speaks
-from expmflow.cli.data import data
-from expmflow.cli.errors import guarded
-from expmflow.cli.evaluate import evaluate
-from expmflow.cli.figures import figures
-from expmflow.cli.report import report
-from expmflow.cli.reproduce import reproduce
-from expmflow.cli.sample import sample
-from expmflow.cli.score import score
-from expmflow.cli.train import train
+
+SUMMARIES = {  # the first paragraphs of the commands' own descriptions
+    "train": "Train a model, or go on with a run that was cut; it is written to its folder alone.",
+    "evaluate": "The negative log-likelihood of a run's test rows, with its standard error.",
+    "sample": "Draw samples from a run's density. Writes the file --out, and nothing else.",
+    "score": "The likelihood of each row of a table, or of each image, and whether it is unlike the training data.",
+    "report": "One self-contained HTML page: curves, samples beside the data, tables; several runs side by side.",
+    "data": "Describe a data set: its rows, their shape and ranges, classes, parts.",
+    "reproduce": "Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.",
+    "figures": "Draw the paper's figures, each as PNG and as SVG.",
+}
+EXAMPLES = {
+    "train": "expmflow train moons train.steps=1000 optim.lr=0.001 --out runs/first",
+    "evaluate": "expmflow evaluate runs/digits --images 500 --importance-samples 1000",
+    "sample": "expmflow sample runs/digits -n 64 --temperature 0.9 --out grid.png",
+    "score": "expmflow score runs/moons measurements.csv --out scores.csv",
+    "report": "expmflow report runs/first runs/second --out comparison.html",
+    "data": "expmflow data measurements.csv",
+    "reproduce": "expmflow reproduce graph --preset laptop --only mog-4",
+    "figures": "expmflow figures --only matrix --only terms --out figures",
+}
+
+
+class Commands(TyperGroup):
+    """Commands that are names and summaries until one of them is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if command is None or name is None else load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    """The command itself, out of the module of its name."""
+    from expmflow.cli.errors import guarded
+
+    only = typer.Typer(add_completion=False)
+    only.callback()(lambda: None)
+    function = getattr(import_module(f"expmflow.cli.{name}"), name)
+    only.command(name, epilog=f"Example: {EXAMPLES[name]}")(guarded(function))
+    group = typer.main.get_command(only)
+    return group.commands[name]  # type: ignore[attr-defined]
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Exact-likelihood models made of exponentials of linear operators.",
     epilog="Example: expmflow train moons && expmflow report runs/moons",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-EXAMPLES: dict[Callable[..., None], str] = {
-    train: "expmflow train moons train.steps=1000 optim.lr=0.001 --out runs/first",
-    evaluate: "expmflow evaluate runs/digits --images 500 --importance-samples 1000",
-    sample: "expmflow sample runs/digits -n 64 --temperature 0.9 --out grid.png",
-    score: "expmflow score runs/moons measurements.csv --out scores.csv",
-    report: "expmflow report runs/first runs/second --out comparison.html",
-    data: "expmflow data measurements.csv",
-    reproduce: "expmflow reproduce graph --preset laptop --only mog-4",
-    figures: "expmflow figures --only matrix --only terms --out figures",
-}
-
-for function, example in EXAMPLES.items():
-    app.command(epilog=f"Example: {example}")(guarded(function))
+for command, summary in SUMMARIES.items():
+    app.command(command, help=summary)(lambda: None)
 
 
 def _version(asked: bool) -> None:
     if not asked:
         return
+    import torch
+
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     if speaks():
         typer.echo(f"expmflow {__version__}, torch {torch.__version__}, device {device}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from unicodedata import category
 
-import torch
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
@@ -25,8 +24,6 @@ from rich.progress import (
 )
 from rich.segment import Segment
 from rich.table import Table
-
-from expmflow._validation import expect
 
 UNSEEN = ("Cc", "Cs", "Zl", "Zp")
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -89,26 +86,6 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; the machine's 
 Data = Annotated[
     Path | None, typer.Option("--data", help="Where the run's data is now, if it has moved; or other data.")
 ]
-
-
-def device_named(name: str | None) -> str:
-    """The name, if there is such a device here; without one, the accelerator if there is one, else the CPU."""
-    if name is None:
-        found = _accelerator() if torch.accelerator.is_available() else "cpu"
-        return "cpu" if found == "mps" else found  # which has no float64, in which likelihoods are added up
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        kind = "unknown"
-    expect(kind in ("cpu", "cuda", "mps", "xpu"), "a device such as cpu or cuda", repr(name))
-    present = kind == "cpu" or (torch.accelerator.is_available() and _accelerator() == kind)
-    expect(present, f"the device {name} on this machine", "none")
-    return name
-
-
-def _accelerator() -> str:
-    current = torch.accelerator.current_accelerator()
-    return "none" if current is None else current.type
 
 
 @contextmanager

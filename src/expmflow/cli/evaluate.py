@@ -15,7 +15,8 @@ from rich.table import Table
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count
-from expmflow.cli.console import Data, Device, device_named, progress, reading, result, result_table, say
+from expmflow.cli.console import Data, Device, progress, reading, result, result_table, say
+from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.data import DataError
 from expmflow.runs.evaluation import Trained, open_run

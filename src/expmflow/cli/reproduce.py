@@ -12,7 +12,8 @@ import torch
 import typer
 
 from expmflow._validation import expect, expect_one_of
-from expmflow.cli.console import Device, device_named, progress, result, say, speaks
+from expmflow.cli.console import Device, progress, result, say, speaks
+from expmflow.cli.device import device_named
 from expmflow.experiments.experiment import Experiment, Row
 from expmflow.experiments.page import update_page
 from expmflow.experiments.registry import EXPERIMENTS
@@ -45,7 +46,7 @@ def reproduce(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the rows; run and write nothing.")] = False,
 ) -> None:
-    """Run a table of the paper, row by row. A row that was cut is resumed; one that is done is not run again.
+    """Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.
 
     Each row is a run of its own below --runs; its result goes into --results at once. With many processes, which train
     all rows before one of them measures: torchrun --standalone --nproc-per-node 2 -m expmflow reproduce graph.

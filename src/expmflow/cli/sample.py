@@ -10,7 +10,8 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect, expect_count
-from expmflow.cli.console import Device, device_named, progress, result, say
+from expmflow.cli.console import Device, progress, result, say
+from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import save_npy, save_text, write_whole
 from expmflow.data.drawing.grids import class_columns

@@ -12,7 +12,8 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import Data, Device, device_named, progress, reading, result, say
+from expmflow.cli.console import Data, Device, progress, reading, result, say
+from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.cli.output import save_text
 from expmflow.data.kinds import KINDS, Rows

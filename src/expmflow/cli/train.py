@@ -13,7 +13,8 @@ import typer
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.cli.console import Device, device_named, progress, reading, result, say, speaks
+from expmflow.cli.console import Device, progress, reading, result, say, speaks
+from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import write_whole

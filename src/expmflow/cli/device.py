@@ -1,0 +1,27 @@
+"""Which device a command computes on."""
+
+from __future__ import annotations
+
+import torch
+
+from expmflow._validation import expect
+
+
+def device_named(name: str | None) -> str:
+    """The name, if there is such a device here; without one, the accelerator if there is one, else the CPU."""
+    if name is None:
+        found = _accelerator() if torch.accelerator.is_available() else "cpu"
+        return "cpu" if found == "mps" else found  # which has no float64, in which likelihoods are added up
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        kind = "unknown"
+    expect(kind in ("cpu", "cuda", "mps", "xpu"), "a device such as cpu or cuda", repr(name))
+    present = kind == "cpu" or (torch.accelerator.is_available() and _accelerator() == kind)
+    expect(present, f"the device {name} on this machine", "none")
+    return name
+
+
+def _accelerator() -> str:
+    current = torch.accelerator.current_accelerator()
+    return "none" if current is None else current.type
