@@ -40,6 +40,11 @@ def flow(layers: str, base: str) -> ef.Flow:
     return made.eval()
 
 
+def context(layers: str, rows: int) -> torch.Tensor | None:
+    """The same for all rows, for layers that take one."""
+    return draw("one context", 1, 3).expand(rows, 3) if layers == "context" else None
+
+
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("layers", LAYERS)
 def test_integrates_to_one(layers, base):
@@ -48,11 +53,10 @@ def test_integrates_to_one(layers, base):
     with torch.no_grad():
         noise = torch.cartesian_prod(*[torch.linspace(-8, 8, 61, dtype=F64)] * 2)
         latents = made.base.rsample(len(noise), noise=noise)
-        context = draw("one context", 1, 3)
-        reach = made.decode(latents, context.expand(len(latents), 3)).abs().amax(0)
+        reach = made.decode(latents, context(layers, len(latents))).abs().amax(0)
         axes = [torch.linspace(-float(r), float(r), 601, dtype=F64) for r in reach]
         grid = torch.cartesian_prod(*axes)
-        density = made.log_prob(grid, context.expand(len(grid), 3)).exp()
+        density = made.log_prob(grid, context(layers, len(grid))).exp()
     cell = float(axes[0][1] - axes[0][0]) * float(axes[1][1] - axes[1][0])
     assert float(density.sum()) * cell == pytest.approx(1, abs=1e-4)
 
@@ -90,9 +94,8 @@ def test_samples_have_the_density(layers):
     made = flow(layers, "standard")
     torch.manual_seed(3)
     n = 40_000
-    context = draw("one context", 1, 3).expand(n, 3)
     with torch.no_grad():
-        x, log_prob = made.sample_and_log_prob(n, context)
+        x, log_prob = made.sample_and_log_prob(n, context(layers, n))
         centre, half = x.mean(0), 0.5 * x.std(0)
         inside = ((x - centre).abs() < half).all(1)
     estimates = torch.where(inside, (-log_prob).exp(), 0.0)

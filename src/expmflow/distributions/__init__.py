@@ -10,6 +10,7 @@ from expmflow.distributions.dequantization import (
 from expmflow.distributions.discretized import LogisticMixture
 from expmflow.distributions.exchangeable import Exchangeable
 from expmflow.distributions.flow import Flow, NonFiniteError
+from expmflow.distributions.foreign import TorchBase
 from expmflow.distributions.gaussian import Base, DiagonalGaussian, Logistic, NodeNormal, StandardNormal
 from expmflow.distributions.likelihood import Bernoulli, Likelihood, Normal
 from expmflow.distributions.posterior import AmortizedGaussian, FlowPosterior
@@ -34,6 +35,7 @@ __all__ = [
     "NonFiniteError",
     "Normal",
     "StandardNormal",
+    "TorchBase",
     "UniformDequantization",
     "VariationalDequantization",
     "bits_per_dim",

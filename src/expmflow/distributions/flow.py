@@ -7,11 +7,14 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from expmflow._validation import expect
+from expmflow._validation import expect, expect_count, expect_type
 from expmflow.distributions.describe import count_parameters, description, empty_context
+from expmflow.distributions.fitting import fitting_shape, takes_context
+from expmflow.distributions.foreign import TorchBase
 from expmflow.distributions.gaussian import Base
-from expmflow.distributions.protocol import Density, Draw, Noise, lone_noise
+from expmflow.distributions.protocol import Density, Draw, Noise, lone_noise, repeat_context
 from expmflow.transforms.base import Transform, layer_name, unread, watching
 
 
@@ -33,7 +36,8 @@ class Flow(Density):
 
     Args:
         transform: data to noise.
-        base: the density of the noise, with the event's shape.
+        base: the density of the noise, with the shape of what the layers give; one of this package, or any
+            `torch.distributions.Distribution` without a batch, which becomes a `TorchBase`.
 
     Example:
         >>> flow = ef.Flow(T.Chain([T.ActNorm(2), T.LinearExp(2)]), ef.distributions.StandardNormal((2,)))
@@ -41,18 +45,22 @@ class Flow(Density):
         (torch.Size([5]), torch.Size([3, 2]))
     """
 
-    def __init__(self, transform: Transform, base: Base) -> None:
+    def __init__(self, transform: Transform, base: Base | Distribution) -> None:
         super().__init__()
+        base = TorchBase(base) if isinstance(base, Distribution) else base
+        expect_type(isinstance(base, Base), "a base density, ours or of torch.distributions", type(base).__name__)
+        self._event_shape = fitting_shape(transform, base)
         self.transform = transform
         self.base = base
+        self._takes_context = takes_context(self)
 
     @property
     def event_shape(self) -> tuple[int, ...]:
-        return self.base.event_shape
+        return self._event_shape
 
     @property
     def sample_draws(self) -> tuple[Draw, ...]:
-        return (Draw("normal", self.base.noise_shape(None)),)
+        return () if self.base.draws_itself else (Draw("normal", self.base.noise_shape(None)),)
 
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
         """`log_prob`, which takes no noise."""
@@ -67,12 +75,42 @@ class Flow(Density):
         return result
 
     @torch.no_grad()
-    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
-        """`(n, *event)`; a context has one row per sample, or is shared by all (a graph)."""
-        return self.rsample(n, context, temperature=temperature, noise=noise)
+    def sample(
+        self,
+        n: int,
+        context: Any = None,
+        *,
+        temperature: float = 1.0,
+        noise: Noise = None,
+        per_row: int | None = None,
+    ) -> Tensor:
+        """`(n, *event)`; a context has one row per sample, or is shared by all (a graph).
 
-    def rsample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
+        Args:
+            n: how many; with `per_row`, the rows of the context.
+            context: what is sampled given.
+            temperature: multiplies the standard deviation of the noise.
+            noise: the random numbers of `sample_draws`; with `per_row`, `n · per_row` rows of them.
+            per_row: samples for each row of the context: the result then is `(n, per_row, *event)`.
+        """
+        return self.rsample(n, context, temperature=temperature, noise=noise, per_row=per_row)
+
+    def rsample(
+        self,
+        n: int,
+        context: Any = None,
+        *,
+        temperature: float = 1.0,
+        noise: Noise = None,
+        per_row: int | None = None,
+    ) -> Tensor:
         """As `sample`, differentiable."""
+        if per_row is not None:
+            expect_count(n, "the number of rows", at_least=0)
+            expect_count(per_row, "per_row")
+            rows = repeat_context(context, n, per_row)
+            drawn = self.rsample(n * per_row, rows, temperature=temperature, noise=noise)
+            return drawn.unflatten(0, (n, per_row))
         z = self.base.rsample(n, *self._told(context), temperature=temperature, noise=lone_noise(noise))
         return self.decode(z, context)
 
@@ -86,12 +124,14 @@ class Flow(Density):
 
     def encode(self, x: Tensor, context: Any = None) -> Tensor:
         """The noise of x: all of it, factored-out latents included."""
+        self._told(context)
         z, _ = self._run(x, context, inverse=False)
         self._check((z,), x, context, inverse=False)
         return z
 
     def decode(self, z: Tensor, context: Any = None) -> Tensor:
         """The data of z."""
+        self._told(context)
         x, _ = self._run(z, context, inverse=True)
         self._check((x,), z, context, inverse=True)
         return x
@@ -107,13 +147,17 @@ class Flow(Density):
         context = empty_context(self.transform)
         table = description(
             self.transform,
-            torch.zeros(1, *self.base.event_shape, dtype=like.dtype, device=like.device),  # type: ignore[arg-type]
+            torch.zeros(1, *self.event_shape, dtype=like.dtype, device=like.device),  # type: ignore[arg-type]
             None if context is None else context.to(like),  # type: ignore[arg-type]
         )
         return f"{table}\nbase: {self.base.description()}\nparameters in all: {count_parameters(self):,}"
 
     def _told(self, context: Any) -> tuple[Any, ...]:
-        """What the base is told."""
+        """What the base is told of the context, if the flow takes one."""
+        if context is not None and not torch.compiler.is_compiling():
+            if not self._takes_context:  # a layer may have come since
+                self._takes_context = takes_context(self)
+            expect(self._takes_context, "no context, as no layer of the flow takes one", type(context).__name__)
         return (context,) if self.base.sees_context else ()
 
     def _run(self, x: Tensor, context: Any, *, inverse: bool) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,9 @@ class Base(nn.Module, ABC):
     sees_context: ClassVar[bool] = False
     """Whether `log_prob` and `sample_shape` are told the flow's context."""
 
+    draws_itself: ClassVar[bool] = False
+    """Whether it draws its random numbers itself, by `draw`, and takes none."""
+
     def __init__(self, event_shape: Sequence[int]) -> None:
         super().__init__()
         for size in event_shape:
@@ -51,11 +54,19 @@ class Base(nn.Module, ABC):
         """The shape of the noise that one sample is made of."""
         return self.sample_shape(context)
 
+    def draw(self, n: int) -> Tensor:
+        """`(n, *event)` of a base that draws itself."""
+        raise NotImplementedError
+
     @final
     def rsample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Tensor | None = None) -> Tensor:
         """`(n, *event)`, differentiable in the parameters; `temperature` multiplies the standard deviation."""
         expect_count(n, "the number of samples", at_least=0)
         expect(temperature > 0, "a positive temperature", temperature)
+        if self.draws_itself:
+            expect(noise is None, f"no noise for {self.description()}, which draws its own", "some")
+            expect(temperature == 1, f"a temperature of 1 for {self.description()}", temperature)
+            return self.draw(n)
         shape = (n, *self.noise_shape(context))
         if noise is None:
             noise = torch.randn(shape, dtype=self._like.dtype, device=self._like.device)  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ class Density(nn.Module, ABC):
         """`(samples, batch)` results of independent noises, without gradients; `chunk` copies of a row at a time."""
 
         def sample(count: int) -> Tensor:
-            rows = context.repeat_interleave(count, 0) if _per_row(context, x) else context
+            rows = repeat_context(context, x.shape[0], count) if _per_row(context, x) else context
             return self(x.repeat_interleave(count, 0), rows).reshape(-1, count).T
 
         return estimate_log_weights(sample, samples, chunk=chunk)
@@ -195,11 +195,32 @@ def given_noise(draws: Sequence[Draw], noise: Noise, rows: int, like: Tensor) ->
 
 
 def lone_noise(noise: Noise) -> Tensor | None:
-    """The noise of a density with one draw, as a tensor."""
+    """The noise of a density with one draw, or none, as a tensor."""
     if noise is None or isinstance(noise, Tensor):
         return noise
+    if len(noise) == 0:
+        return None
     expect(len(noise) == 1, "one tensor of noise", len(noise))
     return noise[0]
+
+
+def repeat_context(context: Any, rows: int, times: int) -> Any:
+    """Each row of a context `times` times, one after the other; a graph `(N, N)` that all rows share stays one.
+
+    Of a pair `(adjacency, mask)` both are repeated that have a row for each of `rows`.
+    """
+    if isinstance(context, tuple):
+        graph, *masks = context
+        shared = graph is None or graph.ndim < 3
+        return (
+            graph if shared else repeat_context(graph, rows, times),
+            *(repeat_context(m, rows, times) for m in masks),
+        )
+    if context is None:
+        return None
+    got = f"one of shape {tuple(context.shape)}" if isinstance(context, Tensor) else type(context).__name__
+    expect(isinstance(context, Tensor) and context.shape[:1] == (rows,), f"a context of {rows} rows", got)
+    return context.repeat_interleave(times, 0)
 
 
 def _per_row(context: Any, x: Tensor) -> bool:

@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -175,11 +175,28 @@ class Chain(Transform):
         >>> z, logdet = chain(torch.randn(4, 3))
         >>> z.shape, logdet.shape
         (torch.Size([4, 3]), torch.Size([4]))
+        >>> chain[1], len(chain[:1])
+        (ActNorm(), 1)
     """
 
     def __init__(self, layers: Iterable[Transform]) -> None:
         super().__init__()
+        expect_type(isinstance(layers, Iterable), "a list of layers", type(layers).__name__)
+        layers = list(layers)
+        for layer in layers:
+            expect_type(isinstance(layer, Transform), "layers in a chain", type(layer).__name__)
         self.layers = nn.ModuleList(layers)
+
+    @overload
+    def __getitem__(self, index: int) -> Transform: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Chain: ...
+
+    def __getitem__(self, index: int | slice) -> Transform | Chain:
+        """A layer; or, of a slice, a chain of some of the layers, which both chains share then."""
+        chosen = list(self)[index]
+        return Chain(chosen) if isinstance(chosen, list) else chosen
 
     def __iter__(self) -> Iterator[Transform]:
         return iter(self.layers)  # type: ignore[arg-type]

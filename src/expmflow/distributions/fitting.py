@@ -1,0 +1,63 @@
+"""Whether the parts of a flow fit each other: shapes of layers and of the base, and who takes a context."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from expmflow._validation import expect_type
+from expmflow.distributions.gaussian import Base
+from expmflow.nn import GraphInner, GraphNetwork
+from expmflow.transforms import Amortized, Chain, GraphConvExp, Inverse, Split, Transform
+from expmflow.transforms.base import layer_name
+
+GRAPHS = (GraphConvExp, GraphInner, GraphNetwork)
+
+
+def fitting_shape(transform: Transform, base: Base) -> tuple[int, ...]:
+    """The shape of the data of a flow; a sentence if the layers lead from none to the shape of the base."""
+    expect_type(
+        isinstance(transform, Transform),
+        "a layer, as T.Chain makes of a list of them" if isinstance(transform, list | tuple) else "a layer",
+        type(transform).__name__,
+    )
+    try:
+        event_shape = transform.input_shape(base.event_shape)
+        _after(transform, event_shape)
+    except ValueError as error:
+        raise ValueError(
+            f"Expected a base of the shape that the layers give; got {base.description()}: {error}"
+        ) from None
+    return event_shape
+
+
+def takes_context(flow: nn.Module) -> bool:
+    """Whether any part looks at a context, as layers and networks from elsewhere may."""
+    return any(_looks(part) for part in flow.modules())
+
+
+def _looks(part: nn.Module) -> bool:
+    ours = type(part).__module__.split(".")[0] in ("expmflow", "torch")
+    on_nodes = isinstance(part, Transform) and getattr(part, "dim", 1) == -1  # which takes the mask of a graph
+    told = getattr(part, "context_channels", 0) > 0 or getattr(part, "sees_context", False)
+    return not ours or on_nodes or told or isinstance(part, GRAPHS)
+
+
+def _after(layer: Transform, event_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape after a layer, each layer inside asked about the shape that reaches it."""
+    if isinstance(layer, Chain | Amortized):
+        for part in layer:
+            event_shape = _after(part, event_shape)
+        return event_shape
+    if isinstance(layer, Inverse):
+        before = layer.output_shape(event_shape)
+        _after(layer.transform, before)
+        return before
+    try:
+        layer.check_event_shape(event_shape)
+    except ValueError as error:
+        raise ValueError(f"{layer_name(layer)}: {error}") from None
+    if isinstance(layer, Split):
+        if layer.prior is not None:
+            _after(layer.prior, event_shape)
+        _after(layer.rest, (event_shape[0] // 2, *event_shape[1:]))
+    return layer.output_shape(event_shape)
