@@ -205,13 +205,13 @@ def test_more_samples_begin_with_the_same_ones(run: Path):
 
 def test_scores_tell_what_is_unlike_the_training_data(run: Path, tmp_path: Path):
     table = tmp_path / "points.csv"
-    table.write_text("a,b\n0,1\n0.5,0.25\n60,-60\n1e30,1e30\n")
+    table.write_text("a,b\n0,1\n1,-0.5\n60,-60\n1e30,1e30\n")
     outcome = run_command("score", run, table, "--out", tmp_path / "scores.csv")
     assert outcome.code == 0
     assert "2 of 4 rows flagged" in outcome.err
     rows = list(csv.DictReader(io.StringIO((tmp_path / "scores.csv").read_text())))
     assert [row["flagged"] for row in rows] == ["0", "0", "1", "1"]
-    expected = ef.load(run).log_prob(torch.tensor([[0.0, 1.0], [0.5, 0.25]]))
+    expected = ef.load(run).log_prob(torch.tensor([[0.0, 1.0], [1.0, -0.5]]))
     np.testing.assert_allclose([float(row["log_likelihood"]) for row in rows[:2]], expected.tolist(), rtol=1e-5)
     assert float(rows[3]["log_likelihood"]) == -np.inf
     assert files(tmp_path) == {"points.csv", "scores.csv"}
@@ -221,7 +221,7 @@ def test_scores_tell_what_is_unlike_the_training_data(run: Path, tmp_path: Path)
 
 def test_several_tables_are_told_apart(run: Path, tmp_path: Path):
     near, far = tmp_path / "near.csv", tmp_path / "far.csv"
-    near.write_text("0,1\n0.5,0.25\n")
+    near.write_text("0,1\n1,-0.5\n")
     far.write_text("60,-60\n")
     outcome = run_command("score", run, near, far, "--reference", near, "--json")
     found = json.loads(outcome.out)

@@ -21,7 +21,7 @@ from expmflow.training.run import RunFolder
 
 LEVELS, CLASSES = 17, 3
 KINDS = {"dense": "moons", "graph": "mog-4", "image": "digits", "vae": "digits", "vector-vae": "moons"}
-FITTING = {"vectors": ("dense", "vector-vae"), "graphs": ("graph",), "images": ("image", "vae")}
+FITTING = {"vectors": ("table", "dense", "vector-vae"), "graphs": ("graph",), "images": ("image", "vae")}
 
 
 def pictures(*, labels: bool = True, levels: int | None = LEVELS) -> Dataset:

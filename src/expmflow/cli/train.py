@@ -30,7 +30,7 @@ from expmflow.numerics import ConvergenceError
 from expmflow.runs.evaluation import open_run
 from expmflow.runs.reference import keep, measure, measured_count
 from expmflow.runs.shipped import find_run
-from expmflow.training.build import build_data
+from expmflow.training.build import build_data, resolve
 from expmflow.training.checkpoint import CheckpointError, list_checkpoints
 from expmflow.training.config import Config, ConfigError, load_config, presets
 from expmflow.training.loop import train as train_run
@@ -81,6 +81,7 @@ def train(
     run = RunFolder(folder)
     with reading() as told:
         data = build_data(config.data, Randomness(config.train.seed), told)
+    config = resolve(config, data)
     before = _newest_step(run)
     say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")
     try:

@@ -24,6 +24,7 @@ class Dataset:
         names: what the entries of a row are called, if they have names (the columns of a table).
         class_names: what the classes are called, if they have names.
         kind: what the rows are, a name in `expmflow.data.kinds`; their shape alone does not tell.
+        integers: of a table, the columns of whole numbers; None for rows that a model takes as they are.
         draw: new rows for each training step, out of a number and a generator, in place of those of `train`.
     """
 
@@ -37,6 +38,7 @@ class Dataset:
     draw: Callable[[int, torch.Generator], Tensor] | None = None
     class_names: tuple[str, ...] = ()
     kind: str = "vectors"
+    integers: tuple[int, ...] | None = None
 
     @property
     def event_shape(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from expmflow.data.errors import DataError, first_line
 
-log = logging.getLogger(__name__)
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files say that there is no number
+MOST_LISTED = 8  # columns, in a message
 
 
 @dataclass(frozen=True)
@@ -41,46 +41,84 @@ class Table:
         return self.rows[:, [places[name] for name in names]]
 
 
-def load_table(path: Path) -> Table:
+def load_table(
+    path: Path, *, columns: Sequence[str] = (), drop: Sequence[str] = (), separator: str | None = None
+) -> Table:
     """The rows of a `.npy` or `.csv` file.
 
-    A CSV file may start with one line of names, one for each column. Everything else has to be a finite number.
+    A CSV file may start with one line of names, one for each column. Every entry has to be a finite number; what is
+    none is named with its column.
+
+    Args:
+        path: the file.
+        columns: the columns to take, in this order; all if not given. Without names, they are x1, x2, ….
+        drop: columns to leave out.
+        separator: what stands between the entries of a line; a comma, or else a semicolon or a tab if the first line
+            has no comma, but such.
     """
-    readers = {".npy": _read_npy, ".csv": _read_csv}
+    readers = {".npy": _read_npy, ".csv": lambda path: _read_csv(path, separator)}
     suffix = path.suffix.lower()
     if suffix not in readers:
         raise DataError(f"Expected a .npy or .csv file; got {path}.")
     if not path.is_file():
         raise DataError(f"Expected the file {path}; got none.")
-    values, names = readers[suffix](path)
-    if values.ndim != 2 or 0 in values.shape:
-        raise DataError(f"Expected rows and columns in {path}; got shape {values.shape}.")
-    with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32)
-    finite = np.isfinite(rounded).all(axis=1)
-    if not finite.all():
+    cells, names, lines = readers[suffix](path)
+    if cells.ndim != 2 or 0 in cells.shape:
+        raise DataError(f"Expected rows and columns in {path}; got shape {cells.shape}.")
+    places = _chosen(names, cells.shape[1], columns, drop, path)
+    known = names or tuple(f"x{k + 1}" for k in range(cells.shape[1]))
+    values = _numbers(cells[:, places], [known[k] for k in places], lines, path)
+    chosen = tuple(known[k] for k in places) if names or len(places) < cells.shape[1] else ()
+    return Table(path, torch.from_numpy(values), chosen)
+
+
+def _chosen(names: Sequence[str], width: int, columns: Sequence[str], drop: Sequence[str], path: Path) -> list[int]:
+    """The places of the columns that are asked for."""
+    places = {name: k for k, name in enumerate(names or [f"x{k + 1}" for k in range(width)])}
+    if not names and len(columns) == width:  # a file without names, of these columns alone
+        return list(range(width))
+    missing = [name for name in (*columns, *drop) if name not in places]
+    if missing:
+        raise DataError(f"Expected the columns {', '.join(missing)} in {path}; got {_listed(list(places))}.")
+    left = [name for name in (columns or places) if name not in drop]
+    if not left:
+        raise DataError(f"Expected at least one column of {path} to be left; got data.drop of all of them.")
+    return [places[name] for name in left]
+
+
+def _numbers(cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path: Path) -> np.ndarray:
+    """Cells as float64; every column that holds something else is named, with what it holds."""
+    values = np.empty(cells.shape, dtype=np.float64)
+    faults, columns = [], []
+    for k, name in enumerate(names):
+        column = [_number(cell) for cell in cells[:, k]] if cells.dtype.kind == "U" else cells[:, k].astype(np.float64)
+        values[:, k] = column
+        with np.errstate(over="ignore"):
+            bad = ~np.isfinite(values[:, k].astype(np.float32))
+        if bad.any():
+            at = int(np.argmax(bad))
+            texts = [str(cell).strip() for cell in cells[bad, k]]
+            words = [text for text in texts if text.lower() not in MISSING and not _is_number(text)]
+            place = f"line {lines[int(np.flatnonzero(bad)[texts.index(words[0])]) if words else at]}"
+            what = f"{words[0]!r} in {place}" if words else f"{int(bad.sum())} rows without a number, first {place}"
+            if not words and texts[0].lower() not in MISSING:
+                what = f"{texts[0]} in {place}, which float32 does not hold"
+            faults.append(f"{name} has {what}")
+            columns.append(name)
+    if faults:
         raise DataError(
-            f"Expected finite float32 numbers in {path}; got {int((~finite).sum())} rows with NaN, infinity or "
-            f"numbers too large, first row {int(np.argmin(finite)) + 1}."
+            f"Expected finite numbers in every column of {path}; got {len(faults)} with others: "
+            f"{_listed(faults, '; ')}. Fill them in, or leave such columns out: data.drop=[{_listed(columns, ',')}]."
         )
-    _warn_of_merged(values, rounded, names, path)
-    return Table(path, torch.from_numpy(values.astype(np.float64)), names)
+    return values
 
 
-def _warn_of_merged(values: np.ndarray, rounded: np.ndarray, names: Sequence[str], path: Path) -> None:
-    """Of a column of large numbers that lie close together, such as times in seconds, float32 leaves but a few."""
-    for k, (exact, coarse) in enumerate(zip(values.T, rounded.T, strict=True)):
-        before, after = len(np.unique(exact)), len(np.unique(coarse))
-        if 2 * after < before:
-            column = names[k] if names else k + 1
-            log.warning(
-                "Column %s of %s has %d different numbers, and float32 tells %d of them apart: subtract what they have "
-                "in common, or train with train.precision=float64.",
-                *(column, path, before, after),
-            )
+def _listed(words: Sequence[str], between: str = ", ") -> str:
+    more = f"{between}…" if len(words) > MOST_LISTED else ""
+    return between.join(words[:MOST_LISTED]) + more
 
 
-def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...], list[int]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy repairs some headers
@@ -89,19 +127,23 @@ def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
         raise DataError(f"Expected an array of numbers in {path}; got: {first_line(error)}.") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise DataError(f"Expected real numbers in {path}; got {getattr(values, 'dtype', type(values).__name__)}.")
-    return values, ()
+    return values, (), list(range(1, 1 + (len(values) if values.ndim else 0)))
 
 
-def _read_csv(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str, ...], list[int]]:
+    """The cells as text, the names of the columns, and the lines that the rows stand in."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            between = separator or next((mark for mark in ",;\t" if mark in first), ",")
             rows = [
                 (reader.line_num, row)
-                for reader in [csv.reader(file, strict=True)]
+                for reader in [csv.reader(file, strict=True, delimiter=between)]
                 for row in reader
                 if any(map(str.strip, row))
             ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
         raise DataError(f"Expected lines of text in {path}; got: {first_line(error)}.") from None
     header: list[str] = []
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
@@ -112,10 +154,8 @@ def _read_csv(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     for line, row in rows:
         if len(row) != width:
             raise DataError(f"Expected {width} columns in line {line} of {path}; got {len(row)}.")
-        for cell in row:
-            if not _is_number(cell):
-                raise DataError(f"Expected numbers in line {line} of {path}; got {cell!r}.")
-    return np.array([[float(cell) for cell in row] for _, row in rows], dtype=np.float64), _names(header, width, path)
+    cells = np.array([[cell.strip() for cell in row] for _, row in rows], dtype=np.str_)
+    return cells, _names(header, width, path), [line for line, _ in rows]
 
 
 def _names(header: Sequence[str], width: int, path: Path) -> tuple[str, ...]:
@@ -137,3 +177,7 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return "_" not in cell  # Python's own way of writing large numbers
+
+
+def _number(cell: str) -> float:
+    return float(cell) if _is_number(cell) else np.nan

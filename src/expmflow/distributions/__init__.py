@@ -15,6 +15,7 @@ from expmflow.distributions.gaussian import Base, DiagonalGaussian, Logistic, No
 from expmflow.distributions.likelihood import Bernoulli, Likelihood, Normal
 from expmflow.distributions.posterior import AmortizedGaussian, FlowPosterior
 from expmflow.distributions.protocol import Density, Draw
+from expmflow.distributions.standardized import StandardizedFlow
 
 __all__ = [
     "AmortizedGaussian",
@@ -35,6 +36,7 @@ __all__ = [
     "NonFiniteError",
     "Normal",
     "StandardNormal",
+    "StandardizedFlow",
     "TorchBase",
     "UniformDequantization",
     "VariationalDequantization",

@@ -79,7 +79,7 @@ class DequantizedFlow(Density):
         levels: the number of grey levels; 256 for bytes.
     """
 
-    is_bound: ClassVar[bool] = True
+    is_bound = True
 
     def __init__(self, flow: Flow, dequantizer: Dequantizer, *, levels: int = 256) -> None:
         super().__init__()

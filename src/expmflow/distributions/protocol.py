@@ -73,9 +73,12 @@ class Density(nn.Module, ABC):
         ((2,), True, (), (Draw(kind='normal', shape=(2,)),))
     """
 
-    is_bound: ClassVar[bool] = False
+    is_bound: bool = False
     """Whether the mean over the noise lies below log p(x): an evidence lower bound. If the layers inside are exact, the
     exponential of the result has the mean p(x), so that results are log weights of importance samples."""
+
+    takes_double: bool = False
+    """Whether rows of floats should come in float64, whatever the dtype of the density: it standardises them itself."""
 
     takes_beta: ClassVar[bool] = False
     """Whether `forward` takes `beta`, a scalar tensor by which training weighs the Kullback-Leibler part of a bound in
@@ -113,6 +116,9 @@ class Density(nn.Module, ABC):
         """The names of layers whose log-determinant is a random estimate: the exponential of a result is biased."""
         layers = self.named_modules()
         return tuple(name for name, layer in layers if isinstance(layer, Transform) and not layer.exact_logdet)
+
+    def start_from(self, rows: Tensor) -> None:
+        """Called with the training rows, once, before training: to start from what is known of them."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:

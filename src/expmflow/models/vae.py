@@ -37,7 +37,7 @@ class VAE(Density):
         (torch.Size([5]), torch.Size([3, 1, 4, 4]))
     """
 
-    is_bound: ClassVar[bool] = True
+    is_bound = True
     takes_beta: ClassVar[bool] = True
 
     def __init__(

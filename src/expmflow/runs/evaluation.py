@@ -108,7 +108,9 @@ class Trained:
 
     def rows(self, rows: Tensor) -> Tensor:
         """Rows as the model takes them."""
-        return rows.to(self.device, DTYPES[self.config.train.precision] if rows.is_floating_point() else rows.dtype)
+        if not rows.is_floating_point():
+            return rows.to(self.device)
+        return rows.to(self.device, torch.float64 if self.model.takes_double else DTYPES[self.config.train.precision])
 
     @property
     def classes(self) -> int | None:

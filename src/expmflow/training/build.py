@@ -11,11 +11,19 @@ from expmflow.data.download import Progress
 from expmflow.data.kinds import KINDS, sources
 from expmflow.distributions import Density
 from expmflow.training.config import Config, ConfigError, DataConfig
+from expmflow.training.defaults import default_training
 from expmflow.training.randomness import Randomness
 from expmflow.training.sections import Section
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
-OF_ONE_SOURCE = ("path", "size", "channels")  # settings that say something about the user's own files
+OF_ONE_SOURCE = (
+    "path",
+    "size",
+    "channels",
+    "columns",
+    "drop",
+    "separator",
+)  # settings that say something about the user's own files
 
 
 def build_data(config: DataConfig, randomness: Randomness, progress: Progress | None = None) -> Dataset:
@@ -54,6 +62,9 @@ def resolve(config: Config, data: Dataset) -> Config:
     filled: dict[str, Section] = {"model": config.model.resolved(data)}
     for section, values in config.model.defaults(len(data.train)).items():
         filled[section] = getattr(config, section).filled(**values)
+    if data.integers is not None:  # a table of the user's
+        given, known = config.train, default_training(len(data.train))
+        filled["train"] = given.model_copy(update={k: v for k, v in known.items() if k not in given.model_fields_set})
     return config.model_copy(update=filled)
 
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from expmflow.data import Dataset
 from expmflow.data.kinds import sources
-from expmflow.distributions import Density
+from expmflow.distributions import Density, Flow
 from expmflow.models import dense_flow, graph_flow, image_flow, table_flow
 from expmflow.models.graph import GraphNetworks
 from expmflow.models.image import BaseKind, Dequantization, Start
@@ -21,7 +21,16 @@ from expmflow.models.mixing import Mixing
 from expmflow.models.subflows import CouplingNetwork, SubflowName
 from expmflow.training.defaults import default_components, default_hidden, default_jitter, default_weight_decay
 from expmflow.training.files import read_text
-from expmflow.training.sections import ConfigError, Depth, Fraction, ModelSection, Positive, Section, Width
+from expmflow.training.sections import (
+    ConfigError,
+    Depth,
+    Fraction,
+    ModelSection,
+    Positive,
+    Section,
+    VectorSection,
+    Width,
+)
 from expmflow.training.vae_config import VAEModelConfig, VectorVAEModelConfig
 
 MOST_LEVELS = 30  # 2³⁰ points a side
@@ -40,6 +49,11 @@ class DataConfig(Section):
         None, description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images)"
     )
     dir: Path | None = Field(None, description="where the official files are (mnist, fashion-mnist, cifar10)")
+    columns: list[str] | None = Field(None, description="the columns to take, in this order; all if not given (table)")
+    drop: list[str] | None = Field(None, description="columns to leave out (table)")
+    separator: str | None = Field(
+        None, min_length=1, max_length=1, description="between the entries of a line; found in the file (table)"
+    )
     samples: Positive = Field(10_000, description="how many to draw (moons), or to draw for the test (graphs)")
     validation: Fraction = Field(0.1, description="the part of the rows kept for validation (moons, table, images)")
     test: Fraction = Field(0.1, description="the part of the rows kept for the test (moons, table, images)")
@@ -62,7 +76,7 @@ class DataConfig(Section):
         return name
 
 
-class DenseModelConfig(ModelSection):
+class DenseModelConfig(VectorSection):
     """A flow on vectors: blocks of ActNorm, LinearExp, DenseSylvester and an affine coupling."""
 
     kind: Literal["dense"] = "dense"
@@ -71,11 +85,11 @@ class DenseModelConfig(ModelSection):
     coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
     coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
 
-    def build(self, event_shape: tuple[int, ...]) -> Density:
-        return dense_flow(*event_shape, **self.model_dump(exclude={"kind"}))
+    def build_flow(self, features: int) -> Flow:
+        return dense_flow(features, **self.model_dump(exclude={"kind", "integers"}))
 
 
-class TableModelConfig(ModelSection):
+class TableModelConfig(VectorSection):
     """A flow on vectors: autoregressive splines, whitening, LinearExp, autoregressive mixtures."""
 
     kind: Literal["table"] = "table"
@@ -85,14 +99,14 @@ class TableModelConfig(ModelSection):
     coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
 
     def resolved(self, data: Dataset) -> Self:
-        return self.filled(hidden=default_hidden(len(data.train)), components=default_components(len(data.train)))
+        sizes = {"hidden": default_hidden(len(data.train)), "components": default_components(len(data.train))}
+        return super().resolved(data).filled(**sizes)
 
     def defaults(self, rows: int) -> Mapping[str, Mapping[str, Any]]:
         return {"data": {"jitter": default_jitter(rows)}, "optim": {"weight_decay": default_weight_decay(rows)}}
 
-    def build(self, event_shape: tuple[int, ...]) -> Density:
-        settings = self.model_dump(exclude={"kind"}, exclude_none=True)
-        return table_flow(*event_shape, **settings)
+    def build_flow(self, features: int) -> Flow:
+        return table_flow(features, **self.model_dump(exclude={"kind", "integers"}, exclude_none=True))
 
 
 class ImageModelConfig(ModelSection):
@@ -269,7 +283,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
 def _forget_own(config: Any) -> None:
     """Of a config whose data is replaced by other data: what it said about the user's own files."""
     if isinstance(config.get("data"), Mapping):
-        for key in ("path", "size", "crop", "channels", "skip_broken"):
+        for key in ("path", "size", "crop", "channels", "skip_broken", "columns", "drop", "separator"):
             config["data"].pop(key, None)
 
 

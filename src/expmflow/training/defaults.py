@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 FEW_ROWS = 1_000
 
 
@@ -24,3 +26,9 @@ def default_jitter(rows: int) -> float:
 def default_weight_decay(rows: int) -> float:
     """Of the optimizer: with a learning rate of 1e-3, a thousandth a step for a few hundred rows."""
     return min(1.0, 400 / rows)
+
+
+def default_training(rows: int) -> dict[str, int]:
+    """Of a table: a batch that few rows fill ten times, validations every few epochs, and patience for them."""
+    batch = min(rows, 256, max(16, 2 ** round(math.log2(max(rows, 1) / 10))))
+    return {"batch_size": batch, "validate_every": min(100, max(20, 5 * (rows // batch))), "patience": 10}

@@ -38,6 +38,7 @@ class Run:
     on_samples: OnSamples = lambda step, samples: None
     on_step: OnStep = lambda step: None
     randomness: Randomness = field(init=False)
+    row_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         self.randomness = Randomness(self.config.train.seed)
@@ -57,7 +58,7 @@ class Run:
             self.report(record)
 
     def rows(self, rows: Tensor) -> Tensor:
-        return rows.to(self.device, self.dtype if rows.is_floating_point() else rows.dtype)
+        return rows.to(self.device, (self.row_dtype or self.dtype) if rows.is_floating_point() else rows.dtype)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor | None]:
         """This process's rows of a training step, and their context."""

@@ -85,6 +85,8 @@ def train(
 def setup(run: Run, model: Density | None, init_from: str | Path | None) -> State:
     """A new state, or the one of the newest checkpoint that is whole."""
     model = build_model(run.config, run.data.event_shape) if model is None else model
+    run.row_dtype = torch.float64 if model.takes_double else None
+    model.start_from(run.data.train)
     kl_warmup = run.config.optim.kl_warmup
     if kl_warmup and not model.takes_beta:
         raise ConfigError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from expmflow.data import Dataset
-from expmflow.distributions import Density
+from expmflow.distributions import Density, Flow, StandardizedFlow
 
 # no machine holds or does more: what is beyond is a slip, and is refused before any work starts
 Positive = Annotated[int, Field(ge=1, le=10**9)]
@@ -46,3 +46,24 @@ class ModelSection(Section, ABC):
     @abstractmethod
     def build(self, event_shape: tuple[int, ...]) -> Density:
         """The model of a resolved config, its weights drawn from torch's own generator."""
+
+
+class VectorSection(ModelSection):
+    """What models of vectors have in common: tables are standardised, and their whole numbers dequantized."""
+
+    integers: list[int] | None = Field(None, description="columns of whole numbers, filled in from the data (table)")
+
+    def resolved(self, data: Dataset) -> Self:
+        integers = None if data.integers is None else list(data.integers)
+        if self.integers not in (None, integers):
+            raise ConfigError(f"Expected model.integers={integers}, as the data has; got {self.integers}.")
+        return self.model_copy(update={"integers": integers})
+
+    @final
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        flow = self.build_flow(*event_shape)
+        return flow if self.integers is None else StandardizedFlow(flow, self.integers)
+
+    @abstractmethod
+    def build_flow(self, features: int) -> Flow:
+        """The flow of standardised vectors."""

@@ -12,12 +12,15 @@ from expmflow._validation import expect, expect_count
 from expmflow.nn.graph import check_graph, node_mask
 from expmflow.transforms.base import Output, Transform, keep_padding, real_points
 
+LEAST_SPREAD = 1e-12  # a standard deviation below which a channel counts as constant
+
 
 @final
 class ActNorm(Transform):
     """z = (x − shift) · e^{log_scale}, per channel.
 
-    The first batch seen in training sets both; with several processes, from the moments of the whole batch. All state
+    The first batch seen in training sets both; with several processes, from the moments of the whole batch. A channel
+    that is constant there, as all are in a batch of one row, is shifted and keeps its scale. All state
     is in the state dict, so a loaded layer does not start again, and one that has seen no data is the identity.
 
     On graphs whose context has a node mask, the padding neither counts nor changes.
@@ -84,8 +87,10 @@ class ActNorm(Transform):
             return
         mean = moments[: self.channels] / count
         variance = moments[self.channels : -1] / count - mean.square()
+        rounding = torch.finfo(x.dtype).eps * mean.abs()  # what is left of a constant channel
+        varies = (count > 1) & (variance.clamp_min(0).sqrt() > 4 * rounding.clamp_min(LEAST_SPREAD))
         self.shift.copy_(mean)
-        self.log_scale.copy_(-0.5 * variance.clamp_min(1e-12).log())
+        self.log_scale.copy_(torch.where(varies, -0.5 * variance.clamp_min(1e-30).log(), 0.0))
         self.initialised.fill_(True)
         self._ready = True
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from expmflow.data.columns import check_columns, integer_columns
 from expmflow.data.dataset import Dataset, split
 from expmflow.data.download import Progress
 from expmflow.data.drawing.columns import columns_figure
@@ -36,6 +37,7 @@ from expmflow.data.points import two_moons
 from expmflow.data.table import load_table
 
 MOST_COLUMNS = 50  # in a description
+TABLE_SETTINGS = ("path", "columns", "drop", "separator", "validation", "test")
 GRID = 240  # points along each side of a landscape
 
 
@@ -53,7 +55,7 @@ class Vectors(Kind):
     def __init__(self) -> None:
         self.sources: Mapping[str, Source] = {
             "moons": Source(_moons, ("samples", "validation", "test"), "drawn"),
-            "table": Source(_table, ("path", "validation", "test"), "a .npy or .csv table"),
+            "table": Source(_table, TABLE_SETTINGS, "a .npy or .csv table"),
         }
         self.augmentations: Mapping[str, Augmentation] = {"jitter": Augmentation((2,), jittered)}
 
@@ -137,14 +139,24 @@ def _moons(
 
 
 def _table(
-    *, path: Path | None, validation: float, test: float, generator: Generators, progress: Progress | None
+    *,
+    path: Path | None,
+    columns: Sequence[str] | None,
+    drop: Sequence[str] | None,
+    separator: str | None,
+    validation: float,
+    test: float,
+    generator: Generators,
+    progress: Progress | None,
 ) -> Dataset:
     """The rows are shuffled, so that the split does not follow the file's order."""
     if path is None:
         raise DataError("Expected data.path, where the table data is; got none.")
-    table = load_table(path)
+    table = load_table(path, columns=columns or (), drop=drop or (), separator=separator)
     rows = table.rows[torch.randperm(len(table.rows), generator=generator("split"))]
-    return replace(split(rows, validation, test), names=table.names)
+    data = replace(split(rows, validation, test), names=table.names, integers=integer_columns(rows))
+    check_columns(data.train, table.names, path)
+    return data
 
 
 def jittered(rows: Tensor, uniform: Tensor, share: float, train: Tensor) -> Tensor:
@@ -157,7 +169,13 @@ def jittered(rows: Tensor, uniform: Tensor, share: float, train: Tensor) -> Tens
 
 
 def _like(file: Path, layout: Layout) -> Tensor:
-    rows = load_table(file).arranged(layout.names)
+    """Rows of a file with the columns of a run; where the run left some out, a file may have them."""
+    settings, chosen = layout.settings, bool(layout.settings.get("columns") or layout.settings.get("drop"))
+    separator = settings.get("separator")
+    if chosen:
+        rows = load_table(file, columns=layout.names, separator=separator).rows
+    else:
+        rows = load_table(file, separator=separator).arranged(layout.names)
     if tuple(rows.shape[1:]) != layout.event_shape:
         width = ", ".join(map(str, layout.event_shape))
         raise DataError(f"Expected {width} columns in {file}, as the run has; got {rows.shape[1]}.")
