@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, final, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_one_of
 from expmflow.distributions import Bernoulli, Likelihood, LogisticMixture, Normal
@@ -71,7 +72,8 @@ def image_vae(
         return DenseBlock(inside, outside, growth=growth, depth=depth)
 
     wide = 2 * channels
-    encoder = [
+    encoder: list[nn.Module] = [
+        ChannelsLast(),
         block(colours, channels),
         nn.Conv2d(channels, wide, 2, stride=2),
         block(wide, wide),
@@ -85,6 +87,7 @@ def image_vae(
         encoder += [nn.Conv2d(wide, features, small), nn.ELU(), nn.Flatten(), nn.Linear(features, q.params_per_sample)]
         decoder = [nn.Unflatten(1, (latents, 1, 1)), nn.ConvTranspose2d(latents, wide, small)]
     decoder += [
+        ChannelsLast(),
         block(wide, wide),
         nn.ConvTranspose2d(wide, wide, 2, stride=2),
         block(wide, wide),
@@ -93,6 +96,14 @@ def image_vae(
         nn.Conv2d(channels, density.param_channels(colours), 1),
     ]
     return VAE(nn.Sequential(*encoder), q, nn.Sequential(*decoder), likelihood=density)
+
+
+@final
+class ChannelsLast(nn.Module):
+    """Images with the channels last in memory, by which convolutions of few channels take a third less on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
 
 
 def _image_likelihood(name: str, colours: int, components: int, levels: int) -> Likelihood:
