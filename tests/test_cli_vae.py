@@ -111,7 +111,7 @@ def test_a_warm_up_is_of_the_kl(run: Path, here: Path):
     ("overrides", "message"),
     [
         (("model.posterior=normal",), "model.posterior: input should be 'gaussian', 'planar'"),
-        (("data.name=moons",), "Expected a model of kind dense or vector-vae for the data moons; got model.kind=vae."),
+        (("data.name=moons",), "or vector-vae for the data moons; got model.kind=vae."),
         (("model.grey_levels=3",), "Expected model.grey_levels=17, as the data has; got 3."),
         (("model.likelihood=bernoulli",), "Expected two grey levels for bernoulli; got 17."),
     ],
