@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cli_runs import run_command
+from expmflow.training import distributed
 from expmflow.training.checkpoint import newest_checkpoint
 from expmflow.training.distributed import ExchangeError, processes
 from expmflow.training.run import RunFolder
@@ -130,6 +131,7 @@ def test_errors_of_a_process_itself_are_not_blamed_on_others(monkeypatch: pytest
     def join(*args: object, **kwargs: object) -> None:
         raise RuntimeError("a problem of my own")
 
+    monkeypatch.setattr(distributed, "_meeting_place", lambda limit: (None, 1, 2))  # where nobody else would come
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
     with pytest.raises(RuntimeError, match="of my own") as caught, processes(torch.device("cpu"), 1):
         pass

@@ -72,6 +72,39 @@ def test_two_processes_equal_one_and_one_of_them_writes(tmp_path: Path) -> None:
         assert text.count("Writing to ") == text.count("Done at step 8") == text.count("step 8/8  nll") == 1
 
 
+THRICE = """
+from pathlib import Path
+from expmflow.training.config import load_config
+from expmflow.training.loop import train
+import sys
+config = load_config("moons", sys.argv[2:])
+for name in ("first", "second", "third"):
+    train(config, Path(sys.argv[1], name))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_train_several_times_meet_anew_each_time(tmp_path: Path) -> None:
+    (tmp_path / "thrice.py").write_text(THRICE)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    done = subprocess.run(
+        [torchrun, "--standalone", "--nproc-per-node", "2", tmp_path / "thrice.py", tmp_path / "runs", *SETTINGS],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, *others = (
+        newest_checkpoint(tmp_path / "runs" / name / "checkpoints") for name in ("first", "second", "third")
+    )
+    assert first is not None
+    for other in others:
+        assert other is not None
+        assert all(torch.equal(value, other.tensors["model"][name]) for name, value in first.tensors["model"].items())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 2.0])
 def test_ranks_do_not_outlive_a_torchrun_that_was_killed(tmp_path: Path, delay: float) -> None:

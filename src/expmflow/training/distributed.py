@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -72,8 +74,10 @@ def processes(device: torch.device, minutes: float) -> Iterator[Processes]:
         yield Processes()
         return
     try:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=minutes))
-        yield Processes(dist.get_rank(), dist.get_world_size())
+        backend, limit = "nccl" if device.type == "cuda" else "gloo", timedelta(minutes=minutes)
+        store, rank, count = _meeting_place(limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+        yield Processes(rank, count)
     except RuntimeError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not isinstance(error, dist.DistError) and "gloo" not in reason:
@@ -86,3 +90,23 @@ def processes(device: torch.device, minutes: float) -> Iterator[Processes]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+_meetings = itertools.count()
+_places: list[tuple[Any, int, int]] = []
+
+
+def _meeting_place(limit: timedelta) -> tuple[Any, int, int]:
+    """Where the processes find each other, the rank of this one, and how many there are.
+
+    A process may train several times. Each time has names of its own in the store: of the time before, the store still
+    has addresses where nobody is any more.
+    """
+    from torch.distributed.rendezvous import rendezvous  # which not every torch has
+
+    if not _places:
+        _places.append(next(rendezvous("env://", timeout=limit)))
+    store, rank, count = _places[0]
+    store.set_timeout(limit)
+    own = dist.PrefixStore(f"training {next(_meetings)}", store)  # type: ignore[attr-defined]
+    return own, rank, count
