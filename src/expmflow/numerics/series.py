@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from expmflow._precision import without_autocast
 from expmflow._transformed import batched, largest_of_all, transformed
 from expmflow._validation import expect, expect_count, expect_one_of, expect_tensor, expect_type, expect_untraced
-from expmflow.numerics.gradient import apply_recomputing, apply_recording
+from expmflow.numerics.gradient import series_vjp, with_strides
 from expmflow.numerics.graph_series import apply_graph_series, has_graph_series
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
 from expmflow.operators import LinearOperator
@@ -68,6 +69,75 @@ def expm_apply(
             z = apply_at(op, x, times, tol, terms, gradient)
         _check_overflow(z, x)
         return z
+
+
+def truncated_series(multiples: Sequence[LinearOperator], x: Tensor) -> Tensor:
+    """The paper's Algorithm 2: z = Σ_{i ≤ T} Aⁱx / i!, by p_0 = x, p_i = A p_{i−1} / i.
+
+    `multiples` are A/1, A/2, …, A/T: to divide the parameters once is cheaper than to divide every product.
+    """
+    p = z = x
+    for multiple in multiples:
+        p = multiple.apply(p)
+        z = z + p if z is x or torch.compiler.is_compiling() else z.add_(p)  # sums cost less where they already are
+    return z
+
+
+def _multiples(op: LinearOperator, plan: SeriesPlan) -> list[LinearOperator]:
+    """A/(s·i) for i = 1 … T."""
+    return op.multiples([1 / (plan.steps * i) for i in range(1, plan.terms + 1)])
+
+
+def apply_series(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
+    """`plan.steps` times the series of A / steps; every term stays alive if autograd records it."""
+    whole = None if torch.is_grad_enabled() else op.collapsed(plan.steps, plan.terms, x.shape[0])
+    if whole is not None:
+        return whole.apply(x)
+    multiples = _multiples(op, plan)
+    for _ in range(plan.steps):
+        x = truncated_series(multiples, x)
+    return x
+
+
+def apply_recording(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
+    """The series as autograd records it; the gradient comes in with the layout that the products have."""
+    z = apply_series(op, x, plan)
+    if z.requires_grad and not torch.compiler.is_compiling():
+        strides = z.stride()
+        z.register_hook(lambda grad: None if grad is None else with_strides(grad, strides))
+    return z
+
+
+def apply_recomputing(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
+    """The same with the gradient of `numerics/gradient.py`, for which nothing but x and the parameters is kept."""
+    if torch.compiler.is_compiling() and not op.traceable:
+        return cast(Tensor, checkpoint(apply_series, op, x, plan, use_reentrant=False))
+    return _Recompute.apply(op, plan, x, *op.parameters)
+
+
+class _Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(op: LinearOperator, plan: SeriesPlan, x: Tensor, *parameters: Tensor) -> Tensor:
+        return apply_series(op.rebuild(parameters), x, plan)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.op, ctx.plan, x, *parameters = inputs
+        ctx.save_for_backward(x, *parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError("Expected gradient='autograd' for a second derivative; got gradient='recompute'.")
+        x, *parameters = ctx.saved_tensors
+        with without_autocast(x.device.type):
+            op, plan, starts = ctx.op.rebuild(parameters), ctx.plan, [x]
+            multiples = _multiples(op, plan)
+            for _ in range(plan.steps - 1):
+                starts.append(truncated_series(multiples, starts[-1]))
+            wanted = any(ctx.needs_input_grad[3:])
+            grad_x, grad_parameters = series_vjp(op, multiples, starts, plan, grads[0], wanted)
+        return None, None, grad_x, *grad_parameters
 
 
 def apply_at(
