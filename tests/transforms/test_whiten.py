@@ -47,6 +47,21 @@ def test_constant_and_equal_columns_keep_it_finite(x):
     assert torch.allclose(back, x.double(), atol=1e-6)
 
 
+def test_rows_that_never_change_keep_it_finite_in_single_precision():
+    z, logdet = T.Whiten(3)(torch.full((8, 3), 7.0))
+    assert torch.equal(z, torch.zeros(8, 3))
+    assert logdet.isfinite().all()
+
+
+@pytest.mark.parametrize("far", [1e6, 1e9])
+def test_features_far_from_zero_are_whitened_by_their_spread(far):
+    x = correlated(400, 3)
+    near, there = T.Whiten(3).double(), T.Whiten(3).double()
+    expected, _ = near(x)
+    z, _ = there(x + far)
+    torch.testing.assert_close(z, expected, rtol=0, atol=1e-14 * far)
+
+
 def test_one_row_is_no_start():
     layer = T.Whiten(2)
     z, _ = layer(torch.tensor([[5.0, 7.0]]))

@@ -12,6 +12,7 @@ from expmflow._validation import expect, expect_count
 from expmflow.transforms.base import Output, Transform, expanded
 
 LEAST_VARIANCE = 1e-6  # relative to that of the largest feature
+NO_VARIANCE = 1e-12  # what features that never change are taken to have
 
 
 @final
@@ -68,14 +69,12 @@ class Whiten(Transform):
     @torch.no_grad()
     def _initialise(self, x: Tensor) -> None:
         rows = x.double()
-        moments = torch.cat([(rows.T @ rows).flatten(), rows.sum(0), rows.new_tensor([len(rows)])])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(moments)
-        count, total = moments[-1], moments[-1 - self.features : -1]
+        *total, count = _over_processes(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
         if count < 2:
             return
-        mean = total / count
-        covariance = moments[: self.features**2].reshape(self.features, -1) / count - torch.outer(mean, mean)
+        mean = torch.stack(total) / count
+        centred = rows - mean  # first, or features far from zero would leave no digit of their spread
+        covariance = _over_processes(centred.T @ centred) / count
         factor = torch.linalg.inv(torch.linalg.cholesky(shrunk(covariance, float(count))))
         self.shift.copy_(mean)
         self.log_diagonal.copy_(factor.diagonal().log())
@@ -88,6 +87,13 @@ class Whiten(Transform):
         self._ready = None
 
 
+def _over_processes(moments: Tensor) -> Tensor:
+    """The sum of what each process has."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(moments)
+    return moments
+
+
 def shrunk(covariance: Tensor, count: float) -> Tensor:
     """(1 − ρ) S + ρ tr(S)/d · I, ρ that of Chen et al. (2010): positive definite whatever `count` rows S came from."""
     d = len(covariance)
@@ -95,6 +101,6 @@ def shrunk(covariance: Tensor, count: float) -> Tensor:
     square, size = float(covariance.square().mean()), float(mean.square())
     spread = (count + 1) * (square - size / d)
     share = min(1.0, (square + size) / spread) if spread > 0 else 1.0
-    target = mean.clamp_min(torch.finfo(covariance.dtype).tiny) * torch.eye(d).to(covariance)
+    target = mean.clamp_min(NO_VARIANCE) * torch.eye(d).to(covariance)
     result = (1 - share) * covariance + share * target
     return result + LEAST_VARIANCE * result.diagonal().max() * torch.eye(d).to(covariance)
