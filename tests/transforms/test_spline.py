@@ -62,6 +62,11 @@ def test_gradients_are_finite_at_the_ends_and_outside(value):
         assert all(torch.isfinite(grad).all() for grad in grads)
 
 
+def test_more_pieces_than_fit_are_refused():
+    with pytest.raises(ValueError, match="fewer than 1000 components; got 1000"):
+        T.MaskedAutoregressive(2, 4, transformer="spline", components=1000)
+
+
 def test_no_piece_vanishes():
     widths, heights, slopes = Spline(4)._pieces(tuple(draw("pieces", 11, 50) * 100))
     assert (widths >= 10 * LEAST * 0.999).all()

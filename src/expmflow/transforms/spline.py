@@ -30,6 +30,7 @@ class Spline(Elementwise):
 
     def __init__(self, bins: int, bound: float = 5.0) -> None:
         expect_count(bins, "components", at_least=2)  # one piece would be the identity
+        expect(bins * LEAST < 1, f"fewer than {round(1 / LEAST)} components", bins)  # each has that share at least
         expect(bound > 0, "a positive bound", bound)
         self.bins = bins
         self.bound = bound
