@@ -61,6 +61,14 @@ REFUSED = {
         lambda: T.ResidualBlock(torch.nn.Sequential(torch.nn.Conv2d(2, 2, 3, padding=1, padding_mode="replicate"))),
         "padding_mode zeros or circular",
     ),
+    "padding that repeats entries": (
+        lambda: T.ResidualBlock(
+            torch.nn.Sequential(
+                torch.nn.Conv2d(2, 2, 1, padding=1, padding_mode="circular"), torch.nn.Conv2d(2, 2, 3, padding=0)
+            )
+        ),
+        "circular padding that keeps the size",
+    ),
     "logdet": (lambda: T.ResidualBlock(nn.LipschitzMLP(2), logdet="power"), "logdet to be one of"),
     "rate": (lambda: T.ResidualBlock(nn.LipschitzMLP(2), rate=0.0), "a positive rate"),
     "terms": (lambda: T.ResidualBlock(nn.LipschitzMLP(2), training_terms=0), "training_terms of at least 1"),

@@ -219,3 +219,7 @@ def _check_convolution(part: nn.Module) -> None:
     if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         plain = part.padding_mode in ("zeros", "circular")
         expect(plain, "convolutions with padding_mode zeros or circular", part.padding_mode)
+        if part.padding_mode == "circular" and not isinstance(part.padding, str):
+            axes = zip(part.padding, part.dilation, part.kernel_size, strict=True)
+            once = all(2 * padding <= dilation * (size - 1) for padding, dilation, size in axes)
+            expect(once, "circular padding that keeps the size of images at most", part.padding)
