@@ -101,6 +101,15 @@ def test_a_vae_is_loaded(run: Path):
     assert "ConvSylvester" in vae.description()
 
 
+def test_a_vae_that_diverges_stops_in_a_sentence(here: Path):
+    config = here / "vae.yaml"
+    config.write_text(IMAGES)
+    wild = ("optim.lr=1e30", "optim.kl_warmup=0", "train.steps=5")
+    outcome = run_command("train", config, *wild, "--out", here / "run")
+    assert outcome.code != 0
+    assert "NaN or infinity in" in outcome.err
+
+
 def test_a_warm_up_is_of_the_kl(run: Path, here: Path):
     outcome = run_command("train", "moons", "optim.kl_warmup=5", "--out", here / "moons")
     assert outcome.code != 0

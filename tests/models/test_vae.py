@@ -11,7 +11,7 @@ from torch import nn
 
 import expmflow as ef
 from expmflow import transforms as T
-from expmflow.distributions import AmortizedGaussian, FlowPosterior, LogisticMixture, Normal
+from expmflow.distributions import AmortizedGaussian, FlowPosterior, LogisticMixture, NonFiniteError, Normal
 from expmflow.models import VAE
 from transform_registry import draw
 
@@ -151,6 +151,21 @@ def test_somebodys_own_networks_learn():
     nats = -vae.importance_weighted(stripes, samples=50)
     assert (nats < 2 * math.log(2)).all()
     torch.testing.assert_close(vae.decode(vae.encode(stripes)).round(), stripes.float())
+
+
+@pytest.mark.parametrize(
+    ("part", "parameter"), [("encoder", "encoder.3.bias"), ("decoder", "decoder.2.bias"), ("posterior", None)]
+)
+def test_numbers_that_are_not_finite_are_traced_to_their_part(part, parameter):
+    vae, x = own_networks(), torch.zeros(2, 1, 4, 4, dtype=torch.int64)
+    noise = torch.zeros(2, 4)
+    with torch.no_grad():
+        if parameter is None:
+            noise[1, 2] = torch.inf
+        else:
+            vae.get_parameter(parameter)[3] = torch.nan
+    with pytest.raises(NonFiniteError, match=rf"^Expected a finite result; got NaN or infinity, first in {part}\.$"):
+        vae(x, noise=noise)
 
 
 def test_the_shape_of_the_data_follows_from_the_decoder():

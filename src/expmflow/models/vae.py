@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 
 from expmflow._validation import expect
-from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood
+from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood, NonFiniteError
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.gaussian import LOG_2PI
 from expmflow.distributions.protocol import Latents, Noise, given_noise
+from expmflow.transforms.base import unread
 
 PATH_STEPS = 9  # from one row to another
 KL_SAMPLES, KL_ROWS = 256, 8  # for each row, and rows at a time
@@ -20,6 +21,8 @@ KL_SAMPLES, KL_ROWS = 256, 8  # for each row, and rows at a time
 @final
 class VAE(Density):
     """p(x) = ∫ p(x | z) N(z; 0, I) dz, known by the bound log p(x | z) + log N(z) − log q(z | x) at one z ~ q.
+
+    A result that is not finite raises `NonFiniteError` with the name of the part where that began.
 
     Args:
         encoder: from data, integers scaled to [−1, 1], to the parameters of the posterior, `(batch,
@@ -89,9 +92,15 @@ class VAE(Density):
         """One sample of the lower bound on log p(x), `(batch,)`; `beta` weighs log q(z | x) − log N(z)."""
         expect(context is None, "no context for a VAE", "one")
         (epsilon,) = given_noise(self.draws, noise, x.shape[0], self._like)
-        z, log_q = self.posterior.rsample_and_log_prob(self._encoded(x), epsilon)
+        params = self._encoded(x)
+        with unread():  # the result is looked at
+            z, log_q = self.posterior.rsample_and_log_prob(params, epsilon)
+        decoded = self._decoded(z)
         kl = log_q + 0.5 * (z.square() + LOG_2PI).flatten(1).sum(1)
-        return self.likelihood.log_prob(x, self._decoded(z)) - (kl if beta is None else beta * kl)
+        result = self.likelihood.log_prob(x, decoded) - (kl if beta is None else beta * kl)
+        if not torch.compiler.is_compiling() and not _finite(result):
+            _raise_not_finite(x, params, z, log_q, decoded)
+        return result
 
     @torch.no_grad()
     def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
@@ -154,3 +163,14 @@ class VAE(Density):
 
     def _decoded(self, z: Tensor) -> Tensor:
         return self.decoder(z).to(z.dtype)
+
+
+def _raise_not_finite(x: Tensor, params: Tensor, z: Tensor, log_q: Tensor, decoded: Tensor) -> NoReturn:
+    """Name the part of a VAE where NaN or infinity began."""
+    parts = (("the input", (x,)), ("encoder", (params,)), ("posterior", (z, log_q)), ("decoder", (decoded,)))
+    where = next((name for name, made in parts if not _finite(*made)), "likelihood")
+    raise NonFiniteError(f"Expected a finite result; got NaN or infinity, first in {where}.", where)
+
+
+def _finite(*tensors: Tensor) -> bool:
+    return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in tensors)
