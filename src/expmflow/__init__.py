@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
     from expmflow.runs.pretrained import load, save_pretrained
+    from expmflow.training.api import train
 
 __version__ = version("expmflow")
 
@@ -48,6 +49,7 @@ __all__ = [
     "plan_series",
     "power_iteration",
     "save_pretrained",
+    "train",
     "transforms",
 ]
 
@@ -67,6 +69,7 @@ _HOMES = {
     ),
     "operators": ("ConvOperator", "DenseOperator", "FunctionOperator", "GraphConvOperator", "LinearOperator"),
     "runs.pretrained": ("load", "save_pretrained"),
+    "training.api": ("train",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

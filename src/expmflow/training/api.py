@@ -1,0 +1,91 @@
+"""The training loop for densities of your own, from Python."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expmflow._validation import expect, expect_type
+from expmflow.data import Dataset, split
+from expmflow.distributions import Density
+from expmflow.training.config import Config, OptimConfig, parse_config
+from expmflow.training.loop import train as train_run
+from expmflow.training.randomness import Randomness
+
+BATCH = 256
+
+
+def train(
+    model: Density,
+    data: Tensor | Dataset,
+    folder: str | Path | None = None,
+    *,
+    kind: str = "vectors",
+    validation: float = 0.1,
+    device: str = "cpu",
+    report: Callable[[dict[str, Any]], None] = lambda record: None,
+    **settings: Any,
+) -> Density:
+    """Fit a density to rows; the one with the best validation is returned, in evaluation mode.
+
+    It is the loop of `expmflow train`: every random number follows from the seed, checkpoints are whole or not there, a
+    folder that holds the same training goes on where it was, and Ctrl-C saves first.
+
+    Args:
+        model: a flow, a dequantized flow, a VAE, or any other `distributions.Density`. It is trained in place; the
+            best weights, averaged if `ema` is given, are those of the result.
+        data: `(rows, *event)`, or a `Dataset` with parts and labels of its own.
+        folder: where checkpoints and metrics are kept; nowhere if not given.
+        kind: of the rows, if they are a tensor: "vectors", "images", "graphs".
+        validation: the part of a tensor's rows that is kept for validation, drawn by the seed.
+        device: where to compute.
+        report: called with each record of metrics.
+        settings: of the sections `optim` and `train` of a config, by their names: `steps`, `batch_size`, `lr`, `ema`,
+            `patience`, `seed`, …. The batch is at most the number of training rows, if it is not given.
+
+    Raises:
+        ConfigError: with a line for each setting that is none.
+
+    Example:
+        >>> flow = ef.Flow(T.Chain([T.ActNorm(2), T.LinearExp(2)]), ef.distributions.StandardNormal((2,)))
+        >>> best = ef.train(flow, torch.randn(200, 2), steps=20, lr=0.01, log_every=10)
+        >>> best.log_prob(torch.zeros(1, 2)).shape
+        torch.Size([1])
+    """
+    expect_type(isinstance(model, Density), "a distributions.Density to train", type(model).__name__)
+    config = _config(settings)
+    rows = data if isinstance(data, Dataset) else _split(torch.as_tensor(data), validation, kind, config.train.seed)
+    expect(
+        rows.event_shape == model.event_shape,
+        f"rows of shape {model.event_shape}, as the model has",
+        rows.event_shape,
+    )
+    if "batch_size" not in settings:
+        fitting = config.train.model_copy(update={"batch_size": min(BATCH, len(rows.train))})
+        config = config.model_copy(update={"train": fitting})
+    if folder is not None:
+        return train_run(config, folder, device=device, report=report, model=model, data=rows)
+    with tempfile.TemporaryDirectory() as place:
+        return train_run(config, place, device=device, report=report, model=model, data=rows)
+
+
+def _config(settings: dict[str, Any]) -> Config:
+    """The settings in their sections; what is in none of them is said to be in `train`, which says what is near."""
+    optim = OptimConfig.model_fields
+    sections: dict[str, dict[str, Any]] = {"optim": {}, "train": {}}
+    for name, value in settings.items():
+        sections["optim" if name in optim else "train"][name] = value
+    return parse_config(sections)
+
+
+def _split(rows: Tensor, validation: float, kind: str, seed: int) -> Dataset:
+    expect(rows.ndim > 1 and len(rows) > 1, "at least two rows (rows, *event)", f"shape {tuple(rows.shape)}")
+    order = torch.randperm(len(rows), generator=Randomness(seed).generator("split"))
+    levels = None if rows.is_floating_point() else int(rows.max()) + 1
+    return replace(split(rows[order], validation, 0.0), kind=kind, levels=levels)
