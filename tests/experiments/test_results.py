@@ -118,5 +118,6 @@ def test_a_page_is_brought_up_to_date(tmp_path: Path):
     assert text.endswith("after\n")
     assert "old" not in text
     assert "| mog-4, gnf-exp | nats per node | 3.680 ± 0.017 | 3.683 ± 0.014 | +0.003 |" in text
+    assert " ± 0.000 " not in text  # an error has at least one digit that says something
     assert update_page(tmp_path)
     assert (tmp_path / "README.md").read_text() == text

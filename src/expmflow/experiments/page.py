@@ -57,7 +57,12 @@ def _line(c: Comparison) -> list[str]:
 def _number(value: float | None, error: float | None, digits: int) -> str:
     if value is None:
         return "–"
-    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+    return f"{value:.{digits}f}" + ("" if error is None else f" ± {_error(error, digits)}")
+
+
+def _error(error: float, digits: int) -> str:
+    """With so many digits, or with more if none of them would say anything."""
+    return f"{error:.{digits}f}" if error == 0 or error >= 10.0**-digits else f"{error:.1g}"
 
 
 if __name__ == "__main__":
