@@ -21,7 +21,7 @@ def iterations(_: int) -> str:
     for channels, size in [(12, 16), (24, 8), (48, 4)]:
         torch.manual_seed(1)
         x = torch.randn(BATCH, channels, size, size)
-        layer = trained_like(T.ConvSylvester(channels, HIDDEN), x).eval()
+        layer = trained_like(T.ConvSylvester(channels, HIDDEN, lipschitz=1.5), x).eval()
         with torch.no_grad():
             v, _ = layer.basis(layer(x)[0])
             counts = []

@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "sylvester": {"subflow": "sylvester", "levels": 1, "subflows": 6, "hidden": 48},
     "coupling": {"subflow": "coupling", "mixing": "1x1", "levels": 1, "subflows": 6, "growth": 12},
 }
-CHOSEN = {"sylvester": 0.1, "coupling": 0.03}  # python -m expmflow.demo --choose-rates
+CHOSEN = {"sylvester": 0.03, "coupling": 0.03}  # python -m expmflow.demo --choose-rates
 
 
 @dataclass(frozen=True)
