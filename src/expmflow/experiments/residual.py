@@ -102,7 +102,7 @@ def laptop(sizes: dict[str, dict[str, Any]]) -> Setting:
             "validation_rows": 1000,
             "checkpoint_every": 250,
         },
-        rates=(3e-3, 1e-2, 3e-2),
+        rates=(1e-3, 3e-3, 1e-2, 3e-2),
         rate_steps=400,
         weighed_images=500,
         samples=128,
