@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,14 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expmflow._validation import expect, expect_type
+from expmflow._validation import expect, expect_finite, expect_one_of, expect_type
 from expmflow.data import Dataset, split
+from expmflow.data.kinds import KINDS
 from expmflow.distributions import Density
-from expmflow.training.config import Config, OptimConfig, parse_config
+from expmflow.training.config import Config, GivenModelConfig, OptimConfig, parse_config
 from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
+from expmflow.training.sections import GIVEN
 
 BATCH = 256
+PRECISIONS: dict[torch.dtype | None, str] = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def train(
@@ -29,7 +33,9 @@ def train(
     kind: str = "vectors",
     validation: float = 0.1,
     device: str = "cpu",
+    conditional: bool = False,
     report: Callable[[dict[str, Any]], None] = lambda record: None,
+    on_step: Callable[[int], None] = lambda step: None,
     **settings: Any,
 ) -> Density:
     """Fit a density to rows; the one with the best validation is returned, in evaluation mode.
@@ -38,14 +44,18 @@ def train(
     folder that holds the same training goes on where it was, and Ctrl-C saves first.
 
     Args:
-        model: a flow, a dequantized flow, a VAE, or any other `distributions.Density`. It is trained in place; the
-            best weights, averaged if `ema` is given, are those of the result.
+        model: a flow, a dequantized flow, a VAE, or any other `distributions.Density`, in float32 or float64. A copy of
+            it is trained; the best weights, averaged if `ema` is given, are those of the result.
         data: `(rows, *event)`, or a `Dataset` with parts and labels of its own.
-        folder: where checkpoints and metrics are kept; nowhere if not given.
+        folder: where checkpoints and metrics are kept; nowhere if not given. A second call with the same folder, model,
+            data and settings goes on where the first was cut; `steps` may grow. No config describes the model, so
+            `expmflow.load` and the command line cannot build it, and say so.
         kind: of the rows, if they are a tensor: "vectors", "images", "graphs".
         validation: the part of a tensor's rows that is kept for validation, drawn by the seed.
         device: where to compute.
-        report: called with each record of metrics.
+        conditional: tell the model the classes of a `Dataset` with labels, as a one-hot context.
+        report: called with each record of metrics: a dict with `step`, and `nll` or `validation_nll`, in nats.
+        on_step: called with the number of each step that is done.
         settings: of the sections `optim` and `train` of a config, by their names: `steps`, `batch_size`, `lr`, `ema`,
             `patience`, `seed`, …. The batch is at most the number of training rows, if it is not given.
 
@@ -59,20 +69,32 @@ def train(
         torch.Size([1])
     """
     expect_type(isinstance(model, Density), "a distributions.Density to train", type(model).__name__)
-    config = _config(settings)
+    dtype = next((p.dtype for p in model.parameters()), None)
+    expect(dtype in PRECISIONS, "a model with parameters in float32 or float64", dtype or "none")
+    config = _config({"precision": PRECISIONS.get(dtype), **settings})
     rows = data if isinstance(data, Dataset) else _split(torch.as_tensor(data), validation, kind, config.train.seed)
+    KINDS[rows.kind].check_event_shape(rows.event_shape)
     expect(
         rows.event_shape == model.event_shape,
         f"rows of shape {model.event_shape}, as the model has",
         rows.event_shape,
     )
+    expect(not conditional or rows.labels is not None, "a Dataset with labels for conditional=True", "none")
+    if conditional:
+        config = config.model_copy(update={"model": GivenModelConfig(classes=rows.classes)})
     if "batch_size" not in settings:
         fitting = config.train.model_copy(update={"batch_size": min(BATCH, len(rows.train))})
         config = config.model_copy(update={"train": fitting})
-    if folder is not None:
-        return train_run(config, folder, device=device, report=report, model=model, data=rows)
-    with tempfile.TemporaryDirectory() as place:
-        return train_run(config, place, device=device, report=report, model=model, data=rows)
+    with tempfile.TemporaryDirectory() as nowhere:
+        return train_run(
+            config,
+            nowhere if folder is None else folder,
+            device=device,
+            report=report,
+            on_step=on_step,
+            model=copy.deepcopy(model),
+            data=rows,
+        )
 
 
 def _config(settings: dict[str, Any]) -> Config:
@@ -81,11 +103,16 @@ def _config(settings: dict[str, Any]) -> Config:
     sections: dict[str, dict[str, Any]] = {"optim": {}, "train": {}}
     for name, value in settings.items():
         sections["optim" if name in optim else "train"][name] = value
-    return parse_config(sections)
+    return parse_config({"data": {"name": GIVEN}, "model": {"kind": GIVEN}, **sections})
 
 
 def _split(rows: Tensor, validation: float, kind: str, seed: int) -> Dataset:
     expect(rows.ndim > 1 and len(rows) > 1, "at least two rows (rows, *event)", f"shape {tuple(rows.shape)}")
+    expect(0 <= validation < 1, "a share of rows for validation from 0 to below 1", validation)
+    expect_one_of(kind, KINDS, "kind")
+    rows = rows.detach().cpu()
+    if rows.is_floating_point():
+        expect_finite(rows, "data")
     order = torch.randperm(len(rows), generator=Randomness(seed).generator("split"))
     levels = None if rows.is_floating_point() else int(rows.max()) + 1
     return replace(split(rows[order], validation, 0.0), kind=kind, levels=levels)

@@ -13,7 +13,7 @@ from expmflow.distributions import Density
 from expmflow.training.config import Config, ConfigError, DataConfig
 from expmflow.training.defaults import default_training
 from expmflow.training.randomness import Randomness
-from expmflow.training.sections import Section
+from expmflow.training.sections import GIVEN, Section
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 OF_ONE_SOURCE = (
@@ -28,6 +28,8 @@ OF_ONE_SOURCE = (
 
 def build_data(config: DataConfig, randomness: Randomness, progress: Progress | None = None) -> Dataset:
     """Load or draw the samples. `progress` is told of downloads, and of images read."""
+    if config.name == GIVEN:
+        raise DataError("Expected data that a config describes; got a run of rows that were given to expmflow.train.")
     source = sources()[config.name]
     for setting in OF_ONE_SOURCE:
         given = getattr(config, setting)

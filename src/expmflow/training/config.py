@@ -22,6 +22,7 @@ from expmflow.models.subflows import CouplingNetwork, SubflowName
 from expmflow.training.defaults import default_components, default_hidden, default_jitter, default_weight_decay
 from expmflow.training.files import read_text
 from expmflow.training.sections import (
+    GIVEN,
     ConfigError,
     Depth,
     Fraction,
@@ -71,7 +72,7 @@ class DataConfig(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         known = sources()
-        if name not in known:
+        if name not in known and name != GIVEN:
             raise PydanticCustomError("unknown_data", f"input should be one of {', '.join(known)}")
         return name
 
@@ -167,6 +168,19 @@ class GraphModelConfig(ModelSection):
         return graph_flow(*event_shape, **self.model_dump(exclude={"kind"}))
 
 
+class GivenModelConfig(ModelSection):
+    """A model that `expmflow.train` was given: no config describes it, so none can build it."""
+
+    kind: Literal["given"] = "given"
+    classes: Width | None = None
+
+    def build(self, event_shape: tuple[int, ...]) -> Density:
+        raise ConfigError(
+            "Expected a model that a config describes; got a run of one that was given to expmflow.train: build it "
+            "again, and go on by expmflow.train(model, data, folder=…), with the same data and settings."
+        )
+
+
 def _kind(model: Any) -> Any:
     return model.get("kind", "dense") if isinstance(model, Mapping) else getattr(model, "kind", None)
 
@@ -185,7 +199,8 @@ ModelConfig = Annotated[
     | Annotated[ImageModelConfig, Tag("image")]
     | Annotated[GraphModelConfig, Tag("graph")]
     | Annotated[VAEModelConfig, Tag("vae")]
-    | Annotated[VectorVAEModelConfig, Tag("vector-vae")],
+    | Annotated[VectorVAEModelConfig, Tag("vector-vae")]
+    | Annotated[GivenModelConfig, Tag("given")],
     Discriminator(_kind),
 ]
 

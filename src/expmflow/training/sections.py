@@ -17,6 +17,8 @@ Width = Annotated[int, Field(ge=1, le=10**6)]  # the square of it is a matrix
 Depth = Annotated[int, Field(ge=1, le=10**5)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+GIVEN = "given"  # the name of data, and the kind of models, that a program holds and no config describes
+
 
 class ConfigError(ValueError):
     """A config that cannot be used; the message lists all its problems."""
