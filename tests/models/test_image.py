@@ -327,3 +327,14 @@ def test_the_first_mixing_layer_tells_coarse_from_fine():
     first, second, *_ = (layer for layer in model.modules() if isinstance(layer, T.Conv1x1))
     torch.testing.assert_close(first.matrix(), haar(12, colours=True))
     assert float((second.matrix() - haar(12, colours=True)).norm().detach()) > 1
+
+
+@pytest.mark.parametrize("mixing", MIXINGS)
+def test_every_mixing_layer_begins_near_the_matrix_it_is_given(mixing):
+    torch.manual_seed(0)
+    start, x = haar(12, colours=True), draw("image", 2, 12, 6, 4).float()
+    mixed = T.Chain(MIXINGS[mixing]((12, 6, 4), start))(x)[0].detach()
+    expected = torch.einsum("oi,bihw->bohw", start, x)
+    assert float((mixed - expected).norm() / expected.norm()) < 0.15
+    other = T.Chain(MIXINGS[mixing]((12, 6, 4), None))(x)[0].detach()
+    assert float((other - expected).norm() / expected.norm()) > 0.5
