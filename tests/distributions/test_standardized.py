@@ -132,3 +132,12 @@ class TestActNorm:
         layer = ef.transforms.ActNorm(1).train()
         x = 1e-5 * torch.randn(100, 1, generator=torch.Generator().manual_seed(0))
         assert float(layer(x)[0].detach().std()) == pytest.approx(1, rel=0.02)
+
+
+def test_rows_that_it_starts_from_stay_what_they_are():
+    x = torch.arange(12, dtype=F64).reshape(6, 2)
+    before = x.clone()
+    made = density(2, (0, 1))
+    made.start_from(x)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(made.mean, before.mean(0) + 0.5)

@@ -65,7 +65,7 @@ class StandardizedFlow(Density):
 
     @torch.no_grad()
     def start_from(self, rows: Tensor) -> None:
-        x = rows.to(self.mean)
+        x = rows.to(self.mean, copy=True)  # the caller's rows stay what they are
         x[:, list(self.integers)] += 0.5  # the mean of the noise
         spread = x.std(0, correction=0)
         self.mean.copy_(x.mean(0))
