@@ -64,7 +64,7 @@ def test_scores_of_graphs(run: Path, tmp_path: Path):
         (("score", "RUN", "table.csv"), "Expected a .npy file of graphs, of shape (graphs, 4, 2); got table.csv."),
         (("score", "RUN", "missing.npy"), "Expected the file missing.npy; got none."),
         (("score", "RUN", "x.npy"), "Expected floats of shape (graphs, 4, 2) in x.npy; got float64 of shape (2, 3)."),
-        (("score", "RUN", "x.npy", "--fit"), "Expected a model of images for --fit"),
+        (("score", "RUN", "x.npy", "--fit"), "Expected a model of images or binary images"),
     ],
 )
 def test_mistakes_are_one_sentence(

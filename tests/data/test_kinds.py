@@ -149,7 +149,7 @@ def test_settings_of_another_source_are_refused_by_name(here: Path):
     outcome = run_command("train", "moons", "data.size=32")
     assert outcome.err == "Expected data.name=images with data.size=32; got data.name=moons."
     outcome = run_command("train", "moons", "data.path=t.csv")
-    assert outcome.err.startswith("Expected data.name=table or images")
+    assert outcome.err.startswith("Expected data.name=table or graphs or images")
 
 
 def test_rows_are_read_as_they_are_written(here: Path):

@@ -25,6 +25,7 @@ class Dataset:
         class_names: what the classes are called, if they have names.
         kind: what the rows are, a name in `expmflow.data.kinds`; their shape alone does not tell.
         integers: of a table, the columns of whole numbers; None for rows that a model takes as they are.
+        has_edges: whether rows are graphs that hold their own edges beside the features of nodes.
         draw: new rows for each training step, out of a number and a generator, in place of those of `train`.
     """
 
@@ -39,6 +40,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     kind: str = "vectors"
     integers: tuple[int, ...] | None = None
+    has_edges: bool = False
 
     @property
     def event_shape(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from expmflow.distributions.likelihood import Bernoulli, Likelihood, Normal
 from expmflow.distributions.posterior import AmortizedGaussian, FlowPosterior
 from expmflow.distributions.protocol import Density, Draw
 from expmflow.distributions.standardized import StandardizedFlow
+from expmflow.distributions.structured import StructuredFlow
 
 __all__ = [
     "AmortizedGaussian",
@@ -37,6 +38,7 @@ __all__ = [
     "Normal",
     "StandardNormal",
     "StandardizedFlow",
+    "StructuredFlow",
     "TorchBase",
     "UniformDequantization",
     "VariationalDequantization",

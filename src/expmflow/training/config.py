@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from expmflow.data import Dataset
 from expmflow.data.kinds import sources
-from expmflow.distributions import Density, Flow
+from expmflow.distributions import Density, Flow, StructuredFlow
 from expmflow.models import dense_flow, graph_flow, image_flow, table_flow
 from expmflow.models.graph import GraphNetworks
 from expmflow.models.image import BaseKind, Dequantization, Start
@@ -163,9 +163,19 @@ class GraphModelConfig(ModelSection):
     network: GraphNetworks = Field("gnf-exp", description="one of the paper's three models, or the better one")
     subflows: Depth = Field(3, description="how many")
     hidden: Width = Field(64, description="features inside the networks")
+    edges: bool | None = Field(None, description="whether graphs have edges of their own, filled in from the data")
+
+    def resolved(self, data: Dataset) -> Self:
+        if data.has_edges and self.network not in ("gnf", "gnf-exp"):
+            raise ConfigError(f"Expected model.network=gnf or gnf-exp for graphs with edges; got {self.network}.")
+        return self.model_copy(update={"edges": data.has_edges or None})
 
     def build(self, event_shape: tuple[int, ...]) -> Density:
-        return graph_flow(*event_shape, **self.model_dump(exclude={"kind"}))
+        settings = self.model_dump(exclude={"kind", "edges"})
+        nodes, entries = event_shape
+        if not self.edges:
+            return graph_flow(nodes, entries, **settings)
+        return StructuredFlow(graph_flow(nodes, entries - nodes - 1, **settings))
 
 
 class GivenModelConfig(ModelSection):

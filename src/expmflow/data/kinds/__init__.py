@@ -6,6 +6,7 @@ from expmflow.data.kinds.base import NATS, Kind, Layout, Rows, Source, Unit
 from expmflow.data.kinds.binary import BinaryImages
 from expmflow.data.kinds.graphs import Graphs
 from expmflow.data.kinds.images import Images
+from expmflow.data.kinds.networks import Networks
 from expmflow.data.kinds.vectors import Vectors
 
 __all__ = ["KINDS", "NATS", "Kind", "Layout", "Rows", "Source", "Unit", "kind_of_source", "register", "sources"]
@@ -35,5 +36,5 @@ def kind_of_source(name: str) -> Kind:
     raise ValueError(f"Expected data called one of {', '.join(sources())}; got {name!r}.")
 
 
-for _kind in (Vectors(), Images(), BinaryImages(), Graphs()):
+for _kind in (Vectors(), Networks(), Images(), BinaryImages(), Graphs()):
     register(_kind)

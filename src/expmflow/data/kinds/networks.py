@@ -1,0 +1,115 @@
+"""Networks: graphs of the user's, each with its own edges and number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from expmflow.data.dataset import Dataset, split
+from expmflow.data.download import Progress
+from expmflow.data.drawing.columns import columns_figure
+from expmflow.data.drawing.panels import save_figure
+from expmflow.data.errors import DataError
+from expmflow.data.kinds.base import (
+    NATS,
+    Description,
+    Generators,
+    Kind,
+    Layout,
+    Picture,
+    Rows,
+    Source,
+    Unit,
+    csv_text,
+    expect_axes,
+)
+from expmflow.data.own_graphs import EDGES, NODES, holds_graphs, read_graphs
+
+
+@final
+class Networks(Kind):
+    """Rows `(N, F + N + 1)`: the features of nodes, their adjacency, and which of them are real."""
+
+    name: ClassVar[str] = "networks"
+    models: ClassVar[tuple[str, ...]] = ("graph",)
+    files: ClassVar[str] = f".npz files of graphs, folders with {NODES} and {EDGES}"
+    formats: ClassVar[tuple[str, ...]] = (".csv", ".npy", ".png")
+    report_rows: ClassVar[int] = 500
+    measured_rows: ClassVar[int] = 2000
+
+    def __init__(self) -> None:
+        origin = f"a .npz file of graphs, or a folder with {NODES} and {EDGES}"
+        self.sources: Mapping[str, Source] = {"graphs": Source(_load, ("path", "validation", "test"), origin)}
+
+    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
+        expect_axes(event_shape, 2, "networks of shape (nodes, features + nodes + 1)")
+
+    def unit(self, event_shape: tuple[int, ...]) -> Unit:
+        return NATS
+
+    def units(self, event_shape: tuple[int, ...]) -> tuple[Unit, ...]:
+        return (NATS,)
+
+    def read(self, files: Sequence[Path], layout: Layout, *, fit: bool, progress: Progress | None) -> Rows:
+        parts = [read_graphs(file, layout.event_shape[0]).rows for file in files]
+        for file, part in zip(files, parts, strict=True):
+            if tuple(part.shape[1:]) != layout.event_shape:
+                features = layout.event_shape[1] - layout.event_shape[0] - 1
+                given = part.shape[2] - part.shape[1] - 1
+                raise DataError(f"Expected {features} features of each node in {file}, as the run has; got {given}.")
+        return Rows.of_files(files, parts)
+
+    def own_source(self, path: Path) -> str | None:
+        return "graphs" if (path / NODES).is_file() or holds_graphs(path) else None
+
+    def describe(self, title: str, source: str, path: Path | None, load: Callable[[], Dataset]) -> Description:
+        data = load()
+        rows = torch.cat([data.train, data.validation, data.test])
+        sizes, features = rows[..., -1].sum(1), rows.shape[2] - rows.shape[1] - 1
+        edges = rows[..., features:-1].sum((1, 2)) / 2
+        lines = [
+            ("nodes of a graph", f"{int(sizes.min())} to {int(sizes.max())}, {float(sizes.mean()):.1f} on average"),
+            ("edges of a graph", f"{int(edges.min())} to {int(edges.max())}, {float(edges.mean()):.1f} on average"),
+            ("features of a node", str(features)),
+        ]
+        return Description(f"{title}: {len(rows)} graphs", lines)
+
+    def text(self, rows: Tensor, layout: Layout) -> str:
+        """A line for each node: the numbers of its graph and of itself, and its features."""
+        features = rows.shape[2] - rows.shape[1] - 1
+        header = ["graph", "node", *(layout.names or (f"x{k + 1}" for k in range(features)))]
+        nodes = (
+            [g, k, *node[:features]]
+            for g, graph in enumerate(rows.tolist(), 1)
+            for k, node in enumerate(graph, 1)
+            if node[-1] > 0.5
+        )
+        return csv_text(header, nodes)
+
+    def draw(
+        self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
+    ) -> Picture:
+        """The features of all nodes."""
+        shown = None if data is None else _nodes(data)
+        return Picture(lambda target: save_figure(columns_figure(shown, _nodes(samples), layout.names), target))
+
+
+def _load(
+    *, path: Path | None, validation: float, test: float, generator: Generators, progress: Progress | None
+) -> Dataset:
+    if path is None:
+        raise DataError("Expected data.path, where the graphs are; got none.")
+    found = read_graphs(path)
+    rows = found.rows[torch.randperm(len(found.rows), generator=generator("split"))]
+    return replace(split(rows, validation, test), kind="networks", names=found.names, has_edges=True)
+
+
+def _nodes(rows: Tensor) -> Tensor:
+    """The features of all nodes that are real, `(nodes, F)`."""
+    features = rows.shape[2] - rows.shape[1] - 1
+    return rows[..., :features][rows[..., -1] > 0.5]

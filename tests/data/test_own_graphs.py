@@ -1,0 +1,131 @@
+"""Graphs of strangers: read from arrays and tables, trained, scored and sampled with their own edges."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cli_runs import run_command
+from expmflow.data import DataError
+from expmflow.data.own_graphs import holds_graphs, read_graphs
+from expmflow.distributions import StructuredFlow
+from expmflow.models import graph_flow
+from expmflow.runs.evaluation import open_run
+
+X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0], [9.0, 0.5]])
+EDGES = np.array([[0, 1, 3], [1, 2, 4]])
+SIZES = np.array([3, 2])
+
+
+def save(path: Path, **changes: object) -> Path:
+    np.savez(path, **{"x": X, "edge_index": EDGES, "sizes": SIZES, **changes})
+    return path
+
+
+def tables(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "nodes.csv").write_text("graph,node,a,b\n1,1,1,2\n1,2,3,4\n1,3,5,6\n2,1,7,8\n2,2,9,0.5\n")
+    (folder / "edges.csv").write_text("graph,node,other\n1,1,2\n1,2,3\n2,1,2\n")
+    return folder
+
+
+def many(path: Path, graphs: int = 60, seed: int = 0) -> Path:
+    generator = np.random.default_rng(seed)
+    sizes = generator.integers(2, 5, graphs)
+    starts = np.cumsum(sizes) - sizes
+    edges = np.concatenate([[[s + k, s + k + 1] for k in range(n - 1)] for s, n in zip(starts, sizes, strict=True)]).T
+    return save(path, x=generator.normal(size=(sizes.sum(), 2)), edge_index=edges, sizes=sizes)
+
+
+class TestReading:
+    def test_arrays_and_tables_are_the_same_graphs(self, tmp_path: Path):
+        arrays, written = read_graphs(save(tmp_path / "g.npz")), read_graphs(tables(tmp_path / "g"))
+        assert torch.equal(arrays.rows, written.rows)
+        assert written.names == ("a", "b")
+        assert arrays.rows.shape == (2, 3, 2 + 3 + 1)
+        features, adjacency, mask = arrays.rows.split([2, 3, 1], dim=-1)
+        assert features[1].tolist() == [[7, 8], [9, 0.5], [0, 0]]
+        assert adjacency[0].tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+        assert torch.equal(adjacency, adjacency.mT)
+        assert mask.squeeze(-1).tolist() == [[1, 1, 1], [1, 1, 0]]
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"sizes": np.array([3, 3])}, "Expected sizes of graphs in .* that add up to the 5 nodes of x"),
+            ({"edge_index": np.array([[0], [3]])}, "Expected edges within one graph in"),
+            ({"edge_index": np.array([[0], [5]])}, "Expected edges between nodes 0 to 4 in"),
+            ({"edge_index": np.zeros((3, 2), int)}, r"Expected edge_index of shape \(2, edges\) in"),
+            ({"x": X * np.nan}, r"Expected finite features \(nodes, F\) in x of"),
+        ],
+    )
+    def test_what_is_no_graph_is_named(self, tmp_path: Path, changes: dict, message: str):
+        with pytest.raises(DataError, match=message):
+            read_graphs(save(tmp_path / "g.npz", **changes))
+
+    def test_missing_arrays_tables_and_nodes(self, tmp_path: Path):
+        np.savez(tmp_path / "g.npz", x=X)
+        with pytest.raises(DataError, match=r"Expected arrays x, edge_index, sizes in .*; got no edge_index, sizes\."):
+            read_graphs(tmp_path / "g.npz")
+        assert not holds_graphs(tmp_path / "g.npz")
+        folder = tables(tmp_path / "g")
+        (folder / "edges.csv").write_text("graph,node,other\n1,1,9\n")
+        with pytest.raises(DataError, match=r"Expected edges between nodes of .*; got 1 to 9 in graph 1\."):
+            read_graphs(folder)
+        (folder / "edges.csv").unlink()
+        with pytest.raises(DataError, match=r"Expected the file .*edges\.csv; got none"):
+            read_graphs(folder)
+        with pytest.raises(DataError, match=r"Expected a \.npz file of graphs, or a folder"):
+            read_graphs(tmp_path / "g.pt")
+
+
+class TestDensity:
+    def test_it_is_the_flow_given_the_graph_whatever_the_padding(self, tmp_path: Path):
+        torch.manual_seed(0)
+        rows = read_graphs(save(tmp_path / "g.npz")).rows
+        density = StructuredFlow(graph_flow(3, 2, hidden=4, subflows=1)).double().eval()
+        features, adjacency, mask = rows.split([2, 3, 1], dim=-1)
+        expected = density.flow.log_prob(features, (adjacency, mask.squeeze(-1) > 0))
+        torch.testing.assert_close(density(rows), expected)
+        alone = density.flow.log_prob(features[1:, :2], adjacency[1:, :2, :2])
+        torch.testing.assert_close(density(rows)[1:], alone)
+
+    def test_samples_have_graphs_of_training_rows(self, tmp_path: Path):
+        rows = read_graphs(many(tmp_path / "g.npz")).rows
+        density = StructuredFlow(graph_flow(rows.shape[1], 2, hidden=4, subflows=1), keep=20).double()
+        density.start_from(rows)
+        drawn = density.eval().sample(50)
+        known = {tuple(graph.flatten().tolist()) for graph in rows[:20, :, 2:]}
+        assert all(tuple(graph.flatten().tolist()) in known for graph in drawn[..., 2:])
+        assert (drawn[..., :2][drawn[..., -1] == 0] == 0).all()
+        assert float(density.round_trip_error(rows).max()) < 1e-9
+
+
+def test_every_command_takes_them(here: Path):
+    many(here / "g.npz")
+    (here / "c.yaml").write_text(
+        "{data: {name: graphs, path: g.npz}, model: {kind: graph, subflows: 1, hidden: 4}, "
+        "train: {steps: 3, batch_size: 16, log_every: 1, validate_every: 3}}"
+    )
+    trained = run_command("train", "c.yaml", "--out", "run")
+    assert trained.code == 0, trained.err
+    assert (open_run("run").kind.name, open_run("run").config.model.edges) == ("networks", True)
+    found = json.loads(run_command("evaluate", "run", "--json").out)
+    assert found["rows"] == 6
+    many(here / "new.npz", graphs=4, seed=1)
+    scores = list(csv.DictReader(run_command("score", "run", "new.npz").out.splitlines()))
+    assert [row["row"] for row in scores] == ["1", "2", "3", "4"]
+    header, *nodes = [line.split(",") for line in run_command("sample", "run", "-n", "3").out.splitlines()]
+    assert header == ["graph", "node", "x1", "x2"]
+    assert {line[0] for line in nodes} == {"1", "2", "3"}
+    assert run_command("report", "run").code == 0
+    assert "60 graphs" in " ".join(run_command("data", "g.npz").out.split())
+    refused = run_command("train", "c.yaml", "model.network=sorted", "--out", "other")
+    assert refused.err == "Expected model.network=gnf or gnf-exp for graphs with edges; got sorted."
+    np.savez("wide.npz", x=np.zeros((2, 3)), edge_index=np.zeros((2, 0), int), sizes=np.array([2]))
+    assert "Expected 2 features of each node in wide.npz" in run_command("score", "run", "wide.npz").err
