@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expmflow import distributions, interop, models, nn, operators, transforms
+    from expmflow._recipes import register_layer
     from expmflow.distributions import Flow
     from expmflow.numerics import (
         ConvergenceError,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         power_iteration,
     )
     from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
+    from expmflow.runs.composed import save
     from expmflow.runs.pretrained import load, save_pretrained
     from expmflow.training.api import train
 
@@ -48,6 +50,8 @@ __all__ = [
     "operators",
     "plan_series",
     "power_iteration",
+    "register_layer",
+    "save",
     "save_pretrained",
     "train",
     "transforms",
@@ -68,6 +72,8 @@ _HOMES = {
         "power_iteration",
     ),
     "operators": ("ConvOperator", "DenseOperator", "FunctionOperator", "GraphConvOperator", "LinearOperator"),
+    "_recipes": ("register_layer",),
+    "runs.composed": ("save",),
     "runs.pretrained": ("load", "save_pretrained"),
     "training.api": ("train",),
 }

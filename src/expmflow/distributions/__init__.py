@@ -1,5 +1,6 @@
 """Densities: flows, their bases, dequantization, bounds."""
 
+from expmflow._recipes import register_all
 from expmflow.distributions.bounds import bits_per_dim, elbo, estimate_log_weights, importance_weighted
 from expmflow.distributions.dequantization import (
     DequantizedFlow,
@@ -47,3 +48,5 @@ __all__ = [
     "estimate_log_weights",
     "importance_weighted",
 ]
+
+register_all(__name__, __all__, globals())

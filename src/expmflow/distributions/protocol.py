@@ -8,6 +8,7 @@ which random numbers one evaluation takes, and what the result may be called; bo
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_type
 from expmflow.distributions.bounds import elbo, estimate_log_weights, importance_weighted
 from expmflow.transforms.base import Transform
 
@@ -152,6 +154,23 @@ class Density(nn.Module, ABC):
     def latents(self, x: Tensor) -> Latents | None:
         """What latent variables make of at least two rows; None where there are none."""
         return None
+
+    def __copy__(self) -> Density:
+        new = self.__new__(type(self))
+        new.__dict__ = self.__dict__.copy()
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Density:
+        memo[id(self)] = new = self.__new__(type(self))
+        new.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickle and `torch.save`: refused with what to use, where torch cannot pickle constrained weights."""
+        constrained = any(parametrize.is_parametrized(module) for module in self.modules())
+        better = "ef.save(flow, folder), or torch.save of flow.state_dict(), for weights under a constraint"
+        expect_type(not constrained, better, "pickle")
+        return super().__reduce_ex__(protocol)
 
     @final
     def describe(self) -> None:

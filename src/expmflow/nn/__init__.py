@@ -1,5 +1,6 @@
 """The networks inside the layers, and the constraints on their weights."""
 
+from expmflow._recipes import register_all
 from expmflow.nn.autoregressive import MADE, ConvInner, DenseInner
 from expmflow.nn.constraints import PowerConstraint, SpectralConstraint
 from expmflow.nn.conv_made import ConvMADE
@@ -32,3 +33,5 @@ __all__ = [
     "SpectralConstraint",
     "TriangularConvInner",
 ]
+
+register_all(__name__, (name for name in __all__ if not name.endswith("Constraint")), globals())

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from expmflow._validation import expect
 from expmflow.distributions import Density
+from expmflow.runs.composed import is_composed, load_composed
 from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_model
 from expmflow.training.config import Config, ConfigError
@@ -22,11 +24,11 @@ from expmflow.training.run import (
 
 
 def load(folder: str | Path) -> Density:
-    """The trained model of a run, or of a folder that `save_pretrained` wrote, in evaluation mode.
+    """The trained model of a run, or of a folder that `save` or `save_pretrained` wrote, in evaluation mode.
 
     Args:
-        folder: holds `config.json` and `model.safetensors`; nothing in it is ever unpickled. Where there is no such
-            folder, the name of a model that comes with the package, such as `"digits"`.
+        folder: holds `config.json`, or `flow.json`, and `model.safetensors`; nothing in it is ever unpickled. Where
+            there is no such folder, the name of a model that comes with the package, such as `"digits"`.
 
     Raises:
         CheckpointError: with one sentence, if there is no such model, or it was altered.
@@ -43,6 +45,8 @@ def load(folder: str | Path) -> Density:
         torch.Size([3, 2])
     """
     run = RunFolder(find_run(folder))
+    if is_composed(run.path):
+        return load_composed(run.path)
     config, event_shape = run.read_config()
     model = build_model(config, event_shape)
     load_weights(model, run.weights)
@@ -70,6 +74,7 @@ def save_pretrained(source: str | Path | tuple[Density, Config, Sequence[int]], 
         own = run.reference.is_file() and read_metadata(run.reference).get("weights")
         kept = run.reference if own and own == read_metadata(run.weights).get(CHECKSUM) else None
     target = RunFolder(Path(folder))
+    expect(not is_composed(target.path), "a folder without a flow that `save` wrote", target.path)
     target.path.mkdir(parents=True, exist_ok=True)
     save_config(target.config, config, tuple(event_shape), known)
     target.save_weights(model.state_dict())

@@ -1,5 +1,6 @@
 """Invertible layers: `forward` and `inverse` both return `(output, logdet)`."""
 
+from expmflow._recipes import register_all
 from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.autoregressive import InverseAutoregressive, MaskedAutoregressive
 from expmflow.transforms.base import Chain, Inverse, Transform
@@ -56,3 +57,5 @@ __all__ = [
     "Woodbury",
     "keyed_draws",
 ]
+
+register_all(__name__, __all__, globals())

@@ -1,0 +1,163 @@
+"""How modules were made: the registered names of their classes, and the arguments that their constructors were given.
+
+Whoever knows these and the state dict can make a module again, with nothing unpickled. Constructors of registered
+classes keep their arguments; nothing else about the classes changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from expmflow._validation import expect, expect_type
+
+Module = TypeVar("Module", bound=type[nn.Module])
+
+CLASSES: dict[str, type[nn.Module]] = {}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a module was made with.
+
+    Args:
+        name: of the class, as it is registered.
+        positional: arguments that have no name.
+        arguments: the others.
+        attributes: the modules that it had under the names of its arguments when it was ready.
+    """
+
+    name: str
+    positional: tuple[Any, ...]
+    arguments: dict[str, Any]
+    attributes: dict[str, Any]
+
+
+def register_layer(name: str) -> Callable[[Module], Module]:
+    """A decorator: flows with a layer or a network of this class can be saved by `ef.save`, under this name.
+
+    The arguments of the constructor are kept: numbers, words, tensors, modules, lists and dicts of them. The state dict
+    must hold all else. Where `ef.load` reads such a flow, the class must have been registered, too.
+
+    Args:
+        name: by which the class is known in files; without dots, which names of this package have.
+
+    Example:
+        >>> @ef.register_layer("Negate")
+        ... class Negate(T.Transform):
+        ...     def _forward(self, x, context):
+        ...         return -x, x.new_zeros(len(x))
+        ...     _inverse = _forward
+        >>> flow = ef.Flow(T.Chain([Negate(), T.ActNorm(2)]), ef.distributions.StandardNormal((2,)))
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ef.save(flow, folder)
+        ...     type(ef.load(folder).transform[0]).__name__
+        'Negate'
+    """
+    expect_type(isinstance(name, str), 'a name, as in @register_layer("Mine")', getattr(name, "__name__", name))
+    expect(name.isidentifier(), "a name of letters, digits and underscores", repr(name))
+
+    def registered(cls: Module) -> Module:
+        expect_type(isinstance(cls, type) and issubclass(cls, nn.Module), "a class of modules", cls)
+        known = CLASSES.get(name)
+        other = known is not None and known.__qualname__ != cls.__qualname__  # a notebook defines its own again
+        expect(not other, f"a name for {cls.__qualname__} that is free", f"{name}, which is {known}")
+        return keep_arguments(cls, name)
+
+    return registered
+
+
+def register_all(package: str, names: Iterable[str], values: Mapping[str, Any]) -> None:
+    """The concrete modules among what a package exports, under names such as `transforms.ActNorm`."""
+    for name in names:
+        value = values[name]
+        if isinstance(value, type) and issubclass(value, nn.Module) and not inspect.isabstract(value):
+            keep_arguments(value, f"{package.removeprefix('expmflow.')}.{name}")
+
+
+def keep_arguments(cls: Module, name: str) -> Module:
+    """Register a class, and let its constructor keep what it is given."""
+    CLASSES[name] = cls
+    construct = cls.__init__
+    signature = inspect.signature(construct)
+    kinds = [parameter.kind for parameter in list(signature.parameters.values())[1:]]
+    unnamed = any(kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY) for kind in kinds)
+
+    @functools.wraps(construct)
+    def initialise(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if type(self) is not cls:  # a subclass, which has arguments of its own
+            construct(self, *args, **kwargs)
+            return
+        args = tuple(map(_read, args))
+        kwargs = {key: _read(value) for key, value in kwargs.items()}
+        bound = _bound(signature, self, args, kwargs)
+        construct(self, *args, **kwargs)
+        if bound is None:  # which the constructor has refused, or will explain
+            return
+        named = bound.kwargs if unnamed else _flat(bound.arguments, signature)
+        attributes = {key: _part(self, key) for key in named}
+        self.__dict__["_recipe"] = Recipe(name, bound.args[1:] if unnamed else (), named, attributes)
+
+    cls.__init__ = initialise  # type: ignore[method-assign]
+    return cls
+
+
+def recipe_of(module: nn.Module) -> Recipe | None:
+    """What the module would be made with now, modules that were replaced since included. None if nobody kept it."""
+    made = module.__dict__.get("_recipe")
+    if not isinstance(made, Recipe):
+        return None
+    arguments = dict(made.arguments)
+    for name, before in made.attributes.items():
+        now = _part(module, name)
+        wrapped = isinstance(arguments[name], Distribution) and isinstance(now, nn.Module)
+        if wrapped or (now is not before and now != before):
+            arguments[name] = now
+    return Recipe(made.name, made.positional, arguments, {})
+
+
+def _part(module: nn.Module, name: str) -> Any:
+    """A child of that name, a list of them, or a distribution; all else belongs to the state, or to settings."""
+    value = module._modules.get(name, module.__dict__.get(name))
+    if isinstance(value, nn.ModuleList):
+        return list(value)
+    return value if isinstance(value, nn.Module | Distribution) else None
+
+
+def _read(value: Any) -> Any:
+    """An iterator can be read once only."""
+    return list(value) if isinstance(value, Iterator) else value
+
+
+def _kept(value: Any) -> Any:
+    """Lists are the caller's, who may change them; tensors may belong to a graph, which cannot be copied."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    return value.copy() if type(value) in (list, dict) else value
+
+
+def _bound(
+    signature: inspect.Signature, self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments | None:
+    try:
+        return signature.bind(self, *map(_kept, args), **{key: _kept(value) for key, value in kwargs.items()})
+    except TypeError:
+        return None
+
+
+def _flat(arguments: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    """By name, without the module itself, and with those that `**kwargs` took."""
+    flat: dict[str, Any] = {}
+    for name, value in list(arguments.items())[1:]:
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            flat |= value
+        else:
+            flat[name] = value
+    return flat

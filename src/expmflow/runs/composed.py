@@ -1,0 +1,205 @@
+"""Flows that somebody composed, in and out of folders, with no config: `flow.json` and `model.safetensors`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from expmflow._validation import expect, expect_type
+from expmflow.distributions import Density
+from expmflow.runs.recipes import Description, describe, rebuild
+from expmflow.training.checkpoint import CheckpointError, check_format
+from expmflow.training.files import read_json, write_json
+from expmflow.training.run import CHECKSUM, RunFolder, read_metadata, read_tensors, save_weights
+
+FORMAT_VERSION = 1
+FLOW = "flow.json"
+Plain = bool | int | float | str | None
+STATE, BUFFER, ARGUMENT = "state.", "buffer.", "argument."
+
+
+def save(flow: Density, folder: str | Path) -> None:
+    """Write a flow, or another density, made of layers of this package, of torch.nn, or of registered ones.
+
+    The folder holds a description of the layers (names of classes, and arguments of their constructors: JSON) and the
+    tensors (safetensors). The description is tried before anything is written, and each file is written under a
+    temporary name and renamed. `ef.load` reads it back, to the same numbers bit for bit.
+
+    Args:
+        flow: what is saved; classes of your own layers are registered by `ef.register_layer`.
+        folder: made if it is not there; what was saved there before is replaced.
+
+    Raises:
+        TypeError: with one sentence, if a layer inside is of a class that is not registered.
+
+    Example:
+        >>> import tempfile
+        >>> flow = ef.Flow(T.Chain([T.ActNorm(2), T.LinearExp(2)]), ef.distributions.StandardNormal((2,))).eval()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ef.save(flow, folder)
+        ...     again = ef.load(folder)
+        >>> x = torch.randn(3, 2)
+        >>> torch.equal(flow.log_prob(x), again.log_prob(x))
+        True
+    """
+    expect_type(isinstance(flow, Density), "a flow, or another density", type(flow).__name__)
+    place = RunFolder(Path(folder))
+    expect(not place.config.exists(), "a folder without a run", f"{place.config} in it")
+    expect(place.path.is_dir() or not place.path.exists(), "a folder", f"the file {place.path}")
+    description, arguments = describe(flow)
+    dtype = _dtype(flow)
+    state = flow.state_dict()
+    try:
+        twin = _restored(description, {k: v.detach().cpu() for k, v in arguments.items()}, dtype, state, {})
+    except CheckpointError as error:
+        raise TypeError(
+            f"Expected a flow that its layers' arguments and state describe; got one whose copy fails: {error}"
+        ) from None
+    kinds = {name: value.dtype for name, value in twin.state_dict().items()}
+    others = [f"{name} of {value.dtype}" for name, value in state.items() if kinds[name] != value.dtype]
+    expect(not others, "a flow in one dtype", f"{', '.join(others[:3])} beside {dtype}")
+    buffers = _unlike(flow, twin, state)
+    tensors = {
+        **{
+            STATE + name: value.clone() for name, value in state.items()
+        },  # safetensors refuses tensors that share memory
+        **{BUFFER + name: value.clone() for name, value in buffers.items()},
+        **{ARGUMENT + name: value.clone() for name, value in arguments.items()},
+    }
+    place.path.mkdir(parents=True, exist_ok=True)
+    save_weights(place.weights, tensors)
+    values = {
+        "format_version": FORMAT_VERSION,
+        "dtype": _dtype_name(dtype),
+        "modules": description,
+        "settings": _settings(flow, twin),
+        "frozen": [name for name, parameter in flow.named_parameters() if not parameter.requires_grad],
+    }
+    weights = read_metadata(place.weights)[CHECKSUM]
+    write_json(place.path / FLOW, {**values, "weights": weights, CHECKSUM: _checksum(values)})
+
+
+def is_composed(folder: Path) -> bool:
+    """Whether `save` wrote there."""
+    return (folder / FLOW).is_file()
+
+
+def load_composed(folder: Path) -> Density:
+    """What `save` wrote, in evaluation mode.
+
+    Raises:
+        CheckpointError: with one sentence, if the files were altered, or name a class that is not registered.
+    """
+    path, place = folder / FLOW, RunFolder(folder)
+    try:
+        values = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Expected the description of a flow in {path}; got: {error}.") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"Expected the description of a flow in {path}; got {type(values).__name__}.")
+    check_format(values, path)
+    weights, checksum = values.pop("weights", None), values.pop(CHECKSUM, None)
+    if checksum != _checksum(values):
+        raise CheckpointError(
+            f"Expected the flow in {path} to have the checksum beside it; got another: it was altered."
+        )
+    if read_metadata(place.weights).get(CHECKSUM) != weights:
+        raise CheckpointError(f"Expected the weights of {path} in {place.weights}; got those of another flow.")
+    tensors = read_tensors(place.weights)
+    parts = [
+        {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        for prefix in (ARGUMENT, STATE, BUFFER)
+    ]
+    dtype = getattr(torch, str(values.get("dtype")), None)
+    model = _restored(values.get("modules"), parts[0], dtype if isinstance(dtype, torch.dtype) else None, *parts[1:])
+    if not isinstance(model, Density):
+        raise CheckpointError(f"Expected a flow in {path}; got {type(model).__name__}.")
+    _apply_settings(model, values.get("settings", {}), values.get("frozen", []), path)
+    return model.eval()
+
+
+def _restored(
+    description: Description | Any,
+    arguments: dict[str, Tensor],
+    dtype: torch.dtype | None,
+    state: dict[str, Tensor],
+    buffers: dict[str, Tensor],
+) -> nn.Module:
+    """The module with its state; constructors draw numbers that nobody is to notice."""
+    with torch.random.fork_rng(devices=[]):
+        model = rebuild(description, arguments)
+    if dtype is not None:
+        model = model.to(dtype)
+    try:
+        model.load_state_dict(state)
+        for name, value in buffers.items():
+            parent, _, leaf = name.rpartition(".")
+            owner = model.get_submodule(parent)
+            owner.register_buffer(leaf, value, persistent=False)
+    except (RuntimeError, AttributeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"Expected a state that fits the layers; got: {reason:.300}") from None
+    return model
+
+
+def _unlike(model: nn.Module, twin: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Buffers outside of the state that a constructor does not find again, as when it worked in another precision."""
+    found = {name: value.cpu() for name, value in twin.named_buffers()}
+    others = {name: value.detach().cpu() for name, value in model.named_buffers() if name not in state}
+    return {name: value for name, value in others.items() if name not in found or not _equal(value, found[name])}
+
+
+def _plain(module: nn.Module) -> dict[str, Plain]:
+    """What is set on a module by public names: numbers and words; mode and state aside."""
+    found = {name: value for name, value in vars(module).items() if type(value) in (bool, int, float, str, type(None))}
+    return {name: value for name, value in found.items() if not name.startswith("_") and name != "training"}
+
+
+def _settings(model: nn.Module, twin: nn.Module) -> dict[str, dict[str, Plain]]:
+    """What was set on modules since they were made, as `max_iterations`."""
+    parts = dict(twin.named_modules())
+    changed: dict[str, dict[str, Plain]] = {}
+    for name, module in model.named_modules():
+        before, now = _plain(parts[name]), _plain(module)
+        differing = {key: value for key, value in now.items() if key in before and before[key] != value}
+        changed |= {name: differing} if differing else {}
+    return changed
+
+
+def _apply_settings(model: nn.Module, settings: Any, frozen: Any, path: Path) -> None:
+    """Numbers and words that modules have; nothing else can be set by a file."""
+    parts, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    try:
+        for name, values in settings.items():
+            known = _plain(parts[name])
+            for key, value in values.items():
+                if key not in known or type(value) not in (bool, int, float, str, type(None)):
+                    raise KeyError(key)
+                setattr(parts[name], key, value)
+        for name in frozen:
+            parameters[name].requires_grad_(False)
+    except (KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"Expected settings that the layers in {path} have; got {error}.") from None
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _dtype(model: nn.Module) -> torch.dtype | None:
+    """Of the parameters, or else of the buffers; whether it is that of all the others the copy will show."""
+    floats = [value.dtype for value in [*model.parameters(), *model.buffers()] if value.is_floating_point()]
+    return floats[0] if floats else None
+
+
+def _dtype_name(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
