@@ -98,6 +98,8 @@ class Setting:
     words: str
     overrides: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
+    coeff: float | None = None
+    """Of the exponentials; as it is if None."""
 
 
 PAPER = ("model.lipschitz=1.5", "model.start=rotation")
@@ -115,6 +117,8 @@ SETTINGS = {
     "averages-shared": Setting("norms of 1.5, levels start with averages", ("model.lipschitz=1.5",)),
     "default": Setting("no constraint, levels start with averages: the default"),
     "default-relu": Setting("the default with ReLU", (), (relu,)),
+    "default-gamma": Setting("the default with γ = 0.9", (), (wide_gamma,)),
+    "default-coeff-2": Setting("the default with exponentials of norms up to 2", coeff=2.0),
 }
 
 
@@ -125,6 +129,8 @@ def trained_model(config: Config, setting: Setting, folder: Path, data: Dataset)
         if isinstance(module, ConvInner):
             for change in setting.changes:
                 change(module)
+        if isinstance(module, T.ConvExp) and setting.coeff is not None:
+            module.coeff = module.parametrizations.kernel[-1].coeff = setting.coeff
     return train(config, folder, model=model, data=data).eval()
 
 
