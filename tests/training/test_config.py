@@ -115,7 +115,7 @@ def test_other_data_than_the_preset_has_comes_without_its_files() -> None:
     [
         (
             {"name": "moons", "path": "t.csv"},
-            r"Expected data\.name=table or images with data\.path=t\.csv",
+            r"Expected data\.name=table or graphs or images with data\.path=t\.csv",
         ),
         ({"name": "mog-4", "size": 3}, r"Expected data\.name=images with data\.size=3; got data\.name=mog-4"),
         (
