@@ -25,15 +25,20 @@ else:  # the names follow the registry, and a wrong one is refused before anythi
     presets = dict.fromkeys(preset for table in EXPERIMENTS.values() for preset in table.presets)
     Name = StrEnum("Name", {name: name for name in EXPERIMENTS})
     Preset = StrEnum("Preset", {preset: preset for preset in presets})
-ABOUT = "; ".join(
-    f"of {name}: " + ", ".join(f"{preset} ({about})" for preset, about in table.presets.items())
-    for name, table in EXPERIMENTS.items()
-)
+
+
+def _about_presets() -> str:
+    """What each preset is, said once for all tables that mean the same by it."""
+    tables: dict[tuple[str, str], list[str]] = {}
+    for name, table in EXPERIMENTS.items():
+        for preset, about in table.presets.items():
+            tables.setdefault((preset, about), []).append(name)
+    return "; ".join(f"{preset} ({', '.join(names)}): {about}" for (preset, about), names in tables.items())
 
 
 def reproduce(
     experiment: Annotated[Name, typer.Argument(help="Which of the paper's tables.")],
-    preset: Annotated[Preset, typer.Option(help=f"{ABOUT}.")] = "laptop",
+    preset: Annotated[Preset, typer.Option(help=f"{_about_presets()}.")] = "laptop",
     only: Annotated[list[str] | None, typer.Option(help="Rows whose name begins so; all if not given.")] = None,
     runs: Annotated[Path, typer.Option(help="Where the runs are written.")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="Where the table, and what belongs beside it, is written.")] = Path(
