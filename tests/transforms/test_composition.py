@@ -143,6 +143,12 @@ class TestActNorm:
         assert torch.isfinite(logdet).all()
         torch.testing.assert_close(layer.inverse(z)[0], x)
 
+    def test_a_spread_far_below_the_mean_is_seen_and_none_is_not_made_up(self):
+        x = torch.stack([1e6 + 1e-4 * draw("spread", 4096), torch.full((4096,), 1e6 / 3, dtype=F64)], dim=1)
+        z, _ = (layer := T.ActNorm(2).double())(x)
+        assert z[:, 0].std().item() == pytest.approx(1.0, abs=1e-3)
+        assert layer.log_scale[1] == 0
+
     def test_an_empty_batch_does_not_start_it(self):
         layer = T.ActNorm(2)
         layer(torch.zeros(0, 2))

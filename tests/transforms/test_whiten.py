@@ -50,7 +50,7 @@ def test_constant_and_equal_columns_keep_it_finite(x):
 def test_rows_that_never_change_keep_it_finite_in_single_precision():
     z, logdet = T.Whiten(3)(torch.full((8, 3), 7.0))
     assert torch.equal(z, torch.zeros(8, 3))
-    assert logdet.isfinite().all()
+    assert logdet.abs().max() < 1e-5  # of a scale that is left alone
 
 
 @pytest.mark.parametrize("far", [1e6, 1e9])

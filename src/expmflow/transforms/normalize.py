@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
 from expmflow.nn.graph import check_graph, node_mask
-from expmflow.transforms.base import Output, Transform, keep_padding, real_points
+from expmflow.transforms.base import Output, keep_padding, real_points
+from expmflow.transforms.data_start import DataStart, centred, sum_over_processes
 
 LEAST_SPREAD = 1e-12  # a standard deviation below which a channel counts as constant
 
 
 @final
-class ActNorm(Transform):
+class ActNorm(DataStart):
     """z = (x − shift) · e^{log_scale}, per channel.
 
     The first batch seen in training sets both; with several processes, from the moments of the whole batch. A channel
@@ -35,8 +35,6 @@ class ActNorm(Transform):
         1.0
     """
 
-    initialised: Tensor
-
     def __init__(self, channels: int, *, dim: int = 1) -> None:
         super().__init__()
         expect_count(channels, "channels")
@@ -45,8 +43,6 @@ class ActNorm(Transform):
         self.dim = dim
         self.shift = nn.Parameter(torch.zeros(channels))
         self.log_scale = nn.Parameter(torch.zeros(channels))
-        self.register_buffer("initialised", torch.zeros((), dtype=torch.bool))
-        self._ready: bool | None = None  # what the buffer says, without reading it at every step
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         found = event_shape[0 if self.dim == 1 else -1]
@@ -58,7 +54,7 @@ class ActNorm(Transform):
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         mask = node_mask(context) if self.dim == -1 else None
-        if self.training and not self._is_ready():
+        if self._waits_for_data():
             self._initialise(x.movedim(self.dim, -1) if mask is None else x[mask])
         z = (x - self._per_channel(self.shift, x)) * self._per_channel(self.log_scale, x).exp()
         return keep_padding(z, x, mask), real_points(x, self.channels, mask) * self.log_scale.sum()
@@ -71,29 +67,14 @@ class ActNorm(Transform):
     def _per_channel(self, values: Tensor, x: Tensor) -> Tensor:
         return values if self.dim == -1 else values.reshape(-1, *(1,) * (x.ndim - 2))
 
-    def _is_ready(self) -> bool:
-        if self._ready is None:
-            self._ready = bool(self.initialised)
-        return self._ready
-
     @torch.no_grad()
     def _initialise(self, x: Tensor) -> None:
-        values = x.reshape(-1, self.channels).double()
-        moments = torch.cat([values.sum(0), values.square().sum(0), values.new_tensor([values.shape[0]])])
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(moments)
-        count = moments[-1]
+        values, mean, count = centred(x.reshape(-1, self.channels))
         if count == 0:
             return
-        mean = moments[: self.channels] / count
-        variance = moments[self.channels : -1] / count - mean.square()
+        variance = sum_over_processes(values.square().sum(0)) / count
         rounding = torch.finfo(x.dtype).eps * mean.abs()  # what is left of a constant channel
-        varies = (count > 1) & (variance.clamp_min(0).sqrt() > 4 * rounding.clamp_min(LEAST_SPREAD))
+        varies = (variance.sqrt() > 4 * rounding.clamp_min(LEAST_SPREAD)) & (count > 1)
         self.shift.copy_(mean)
         self.log_scale.copy_(torch.where(varies, -0.5 * variance.clamp_min(1e-30).log(), 0.0))
-        self.initialised.fill_(True)
-        self._ready = True
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._ready = None
+        self._has_started()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
-from expmflow.transforms.base import Output, Transform, expanded
+from expmflow.transforms.base import Output, expanded
+from expmflow.transforms.data_start import DataStart, centred, sum_over_processes
 
 LEAST_VARIANCE = 1e-6  # relative to that of the largest feature
-NO_VARIANCE = 1e-12  # what features that never change are taken to have
+NO_VARIANCE = 1e-24  # a mean variance below which nothing varies, and the scale is left alone
 
 
 @final
-class Whiten(Transform):
+class Whiten(DataStart):
     """z = L (x − shift), L lower triangular with a positive diagonal: ActNorm for features that go together.
 
     The first batch seen in training sets both, so that a flow starts at least as good as a Gaussian; with several
@@ -34,8 +34,6 @@ class Whiten(Transform):
         True
     """
 
-    initialised: Tensor
-
     def __init__(self, features: int) -> None:
         super().__init__()
         expect_count(features, "features")
@@ -43,14 +41,12 @@ class Whiten(Transform):
         self.shift = nn.Parameter(torch.zeros(features))
         self.log_diagonal = nn.Parameter(torch.zeros(features))
         self.below = nn.Parameter(torch.zeros(features, features))
-        self.register_buffer("initialised", torch.zeros((), dtype=torch.bool))
-        self._ready: bool | None = None  # what the buffer says, without reading it at every step
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        if self.training and not self._is_ready():
+        if self._waits_for_data():
             self._initialise(x)
         return (x - self.shift) @ self._factor().T, expanded(self.log_diagonal.sum(), x)
 
@@ -61,37 +57,17 @@ class Whiten(Transform):
     def _factor(self) -> Tensor:
         return self.below.tril(-1) + torch.diag(self.log_diagonal.exp())
 
-    def _is_ready(self) -> bool:
-        if self._ready is None:
-            self._ready = bool(self.initialised)
-        return self._ready
-
     @torch.no_grad()
     def _initialise(self, x: Tensor) -> None:
-        rows = x.double()
-        *total, count = _over_processes(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
+        rows, mean, count = centred(x)
         if count < 2:
             return
-        mean = torch.stack(total) / count
-        centred = rows - mean  # first, or features far from zero would leave no digit of their spread
-        covariance = _over_processes(centred.T @ centred) / count
-        factor = torch.linalg.inv(torch.linalg.cholesky(shrunk(covariance, float(count))))
+        covariance = sum_over_processes(rows.T @ rows) / count
+        factor = torch.linalg.inv(torch.linalg.cholesky(shrunk(covariance, count)))
         self.shift.copy_(mean)
         self.log_diagonal.copy_(factor.diagonal().log())
         self.below.copy_(factor.tril(-1))
-        self.initialised.fill_(True)
-        self._ready = True
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._ready = None
-
-
-def _over_processes(moments: Tensor) -> Tensor:
-    """The sum of what each process has."""
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(moments)
-    return moments
+        self._has_started()
 
 
 def shrunk(covariance: Tensor, count: float) -> Tensor:
@@ -101,6 +77,6 @@ def shrunk(covariance: Tensor, count: float) -> Tensor:
     square, size = float(covariance.square().mean()), float(mean.square())
     spread = (count + 1) * (square - size / d)
     share = min(1.0, (square + size) / spread) if spread > 0 else 1.0
-    target = mean.clamp_min(NO_VARIANCE) * torch.eye(d).to(covariance)
+    target = torch.where(mean > NO_VARIANCE, mean, 1.0) * torch.eye(d).to(covariance)
     result = (1 - share) * covariance + share * target
     return result + LEAST_VARIANCE * result.diagonal().max() * torch.eye(d).to(covariance)
