@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from expmflow.cli.console import progress, result, say
+from expmflow.cli.console import by_step_number, progress, result, say
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.output import save_text, write_whole
 from expmflow.data.drawing.grids import image_grid, save_grid
@@ -80,7 +80,7 @@ def config(model: str, rate: float, steps: int = STEPS) -> Config:
 def run(model: str, folder: Path, *, rate: float | None = None, steps: int = STEPS) -> Trained:
     """Train one of the models, with progress."""
     with progress(model, steps) as advance:
-        train(config(model, rate or CHOSEN[model], steps), folder, on_step=_each(advance))
+        train(config(model, rate or CHOSEN[model], steps), folder, on_step=by_step_number(advance))
     return open_run(folder)
 
 
@@ -175,18 +175,6 @@ def _compare(out: Path, steps: int, samples: int) -> int:
     result(comparison(outcomes))
     say(f"report in {out / 'report.html'}; test digits, then samples of each, in {out / 'samples.png'}")
     return 0
-
-
-def _each(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """Steps are told by their number; a bar wants to know how many more."""
-    last = 0
-
-    def step(number: int) -> None:
-        nonlocal last
-        advance(number - last)
-        last = number
-
-    return step
 
 
 def _count(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +29,7 @@ UNSEEN = ("Cc", "Cs", "Zl", "Zp")
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 if TYPE_CHECKING:
-    from expmflow.data.download import Progress as Told
+    from expmflow.data.download import Progress as LoadProgress
     from expmflow.runs.evaluation import Advance
 
 
@@ -92,11 +92,11 @@ Data = Annotated[
 def progress(what: str, total: int) -> Iterator[Advance]:
     """A bar on a terminal, which is gone when the work is done; elsewhere a line now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = console()
-    if not shown.is_terminal:
+    terminal = console()
+    if not terminal.is_terminal:
         yield _lines(what, total)
         return
-    with Progress(*columns, console=shown, transient=True) as bar:
+    with Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 
@@ -115,20 +115,32 @@ def _lines(what: str, total: int) -> Advance:
     return advance
 
 
+def by_step_number(advance: Advance) -> Callable[[int], None]:
+    """Training says the number of its last step; a bar wants to know how many are new."""
+    last = 0
+
+    def step(number: int) -> None:
+        nonlocal last
+        advance(number - last)
+        last = number
+
+    return step
+
+
 @contextmanager
-def reading() -> Iterator[Told]:
+def reading() -> Iterator[LoadProgress]:
     """As `progress`, a bar for each slow thing that loading data tells of: downloads in bytes, images in numbers."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    shown = console()
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+    terminal = console()
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def told(what: str, done: int, total: int) -> None:
+        def update(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total or None)
             bar.update(tasks[what], completed=done, total=total or None)
 
-        yield told
+        yield update
 
 
 class _Handler(logging.Handler):

@@ -66,8 +66,8 @@ def data(
     config = DataConfig(name=name, path=own, size=size, dir=folder)
 
     def load() -> Dataset:
-        with reading() as told:
-            return build_data(config, Randomness(0), told)
+        with reading() as loading:
+            return build_data(config, Randomness(0), loading)
 
     _show(kind_of_source(name).describe(source, name, own, load))
 

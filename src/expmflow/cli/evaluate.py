@@ -119,8 +119,8 @@ def _show(trained: Trained, found: dict[str, Any], as_json: bool) -> None:
 
 def _rows(trained: Trained, split: Split, images: int | None) -> tuple[Tensor, Tensor | None, str]:
     """The rows asked for, their labels where the model wants them, and what to call their part."""
-    with reading() as told:
-        data = trained.data(told)
+    with reading() as loading:
+        data = trained.data(loading)
     if not len(data.train):
         return data.test[:images], None, "other"
     rows: Tensor = getattr(data, split.value)[:images]

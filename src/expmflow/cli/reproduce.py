@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import torch
 import typer
 
 from expmflow._validation import expect, expect_one_of
-from expmflow.cli.console import Device, progress, result, say, speaks
+from expmflow.cli.console import Device, by_step_number, progress, result, say, speaks
 from expmflow.cli.device import device_named
 from expmflow.experiments.experiment import Experiment, Row
 from expmflow.experiments.page import update_page
@@ -90,25 +90,13 @@ def reproduce(
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     for row in missing:
         with progress(row.name, table.steps(row, preset)) as advance:
-            table.train(row, preset, place, threads=threads, device=device, on_step=_counting(advance))
+            table.train(row, preset, place, threads=threads, device=device, on_step=by_step_number(advance))
         if alone:
             measure(row)
     if not alone:  # at the end, when nobody waits for the one that measures
         for row in missing:
             measure(row)
     say(f"The table is in {path.with_suffix('.md')}")
-
-
-def _counting(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """From the number of the last step to how many are new."""
-    last = 0
-
-    def step(number: int) -> None:
-        nonlocal last
-        advance(number - last)
-        last = number
-
-    return step
 
 
 def _time_again(

@@ -81,9 +81,9 @@ def score(
     if importance_samples is not None:
         trained.model.check_weighable(importance_samples)
         expect(trained.classes is None, "a model without classes for importance samples of files", trained.name)
-    with reading() as told:
-        rows = trained.kind.read(files, trained.layout, fit=fit, progress=told)
-        normal = trained.kind.read(reference, trained.layout, fit=fit, progress=told) if reference else None
+    with reading() as loading:
+        rows = trained.kind.read(files, trained.layout, fit=fit, progress=loading)
+        normal = trained.kind.read(reference, trained.layout, fit=fit, progress=loading) if reference else None
         held_out = _held_out(trained, importance_samples)
     if dry_run:
         result(_dry_run_text(trained, files, rows, held_out, importance_samples, out))

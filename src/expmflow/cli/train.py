@@ -79,8 +79,8 @@ def train(
         result(dry_run_text(config, folder, device))
         return
     run = RunFolder(folder)
-    with reading() as told:
-        data = build_data(config.data, Randomness(config.train.seed), told)
+    with reading() as loading:
+        data = build_data(config.data, Randomness(config.train.seed), loading)
     config = resolve(config, data)
     before = _newest_step(run)
     say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")

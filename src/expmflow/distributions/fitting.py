@@ -38,8 +38,8 @@ def takes_context(flow: nn.Module) -> bool:
 def _looks(part: nn.Module) -> bool:
     ours = type(part).__module__.split(".")[0] in ("expmflow", "torch")
     on_nodes = isinstance(part, Transform) and getattr(part, "dim", 1) == -1  # which takes the mask of a graph
-    told = getattr(part, "context_channels", 0) > 0 or getattr(part, "sees_context", False)
-    return not ours or on_nodes or told or isinstance(part, GRAPHS)
+    conditioned = getattr(part, "context_channels", 0) > 0 or getattr(part, "sees_context", False)
+    return not ours or on_nodes or conditioned or isinstance(part, GRAPHS)
 
 
 def _after(layer: Transform, event_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -105,6 +105,6 @@ class DenseBlock(nn.Module):
 
 def _with_context(x: Tensor, context: Tensor, first: nn.Conv2d, linear: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
     """The context as more channels, and the weight and bias of a first 1×1 that reads them."""
-    told = context.reshape(*context.shape, *(1,) * (x.ndim - context.ndim)).expand(-1, -1, *x.shape[2:])
+    constant = context.reshape(*context.shape, *(1,) * (x.ndim - context.ndim)).expand(-1, -1, *x.shape[2:])
     weight = torch.cat([first.weight, linear.weight[..., None, None]], dim=1)
-    return torch.cat([x, told], dim=1), weight, first.bias + linear.bias  # type: ignore[operator]
+    return torch.cat([x, constant], dim=1), weight, first.bias + linear.bias  # type: ignore[operator]

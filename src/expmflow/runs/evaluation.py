@@ -119,8 +119,8 @@ class Trained:
 
     def context(self, labels: Tensor | None) -> Tensor | None:
         """What the model is told of rows with these labels."""
-        told = class_context(labels, self.classes, DTYPES[self.config.train.precision])
-        return None if told is None else told.to(self.device)
+        context = class_context(labels, self.classes, DTYPES[self.config.train.precision])
+        return None if context is None else context.to(self.device)
 
     def log_likelihoods(
         self, rows: Tensor, advance: Advance = lambda done: None, labels: Tensor | None = None
@@ -158,8 +158,9 @@ class Trained:
         for k, batch in enumerate(rows.split(size)):
             noise = [self.rows(part) for part in randomness.row_draws(self.model.draws, batch, "evaluation")]
             contexts = self._contexts(None if labels is None else labels[k * size : (k + 1) * size], len(batch))
-            found = [tolerant_likelihood(self.model, self.rows(batch), noise, told).double().cpu() for told in contexts]
-            yield torch.stack(found).logsumexp(0) - math.log(len(found))
+            inputs = self.rows(batch)
+            by_context = [tolerant_likelihood(self.model, inputs, noise, c).double().cpu() for c in contexts]
+            yield torch.stack(by_context).logsumexp(0) - math.log(len(by_context))
 
     def _contexts(self, labels: Tensor | None, rows: int) -> list[Tensor | None]:
         """The context of the rows, or one for each class that they may have, all equally likely."""

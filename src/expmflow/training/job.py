@@ -77,8 +77,8 @@ class Run:
 
     def context(self, labels: Tensor | None) -> Tensor | None:
         """What the model is told of the rows with these labels."""
-        told = class_context(labels, getattr(self.config.model, "classes", None), self.dtype)
-        return None if told is None else told.to(self.device)
+        context = class_context(labels, getattr(self.config.model, "classes", None), self.dtype)
+        return None if context is None else context.to(self.device)
 
     def noise(self, model: Density, rows: int, label: str, counter: int) -> tuple[Tensor, ...]:
         """The random numbers that a global batch takes."""

@@ -108,6 +108,6 @@ def _quantile(logit: Tensor, *mixture: Tensor) -> Tensor:
             low, high = torch.where(under, middle, low), torch.where(under, high, middle)
         x = (low + high) / 2
     for _ in range(2 if torch.is_grad_enabled() else 1):
-        found, slope = _mixture_logit(x, *mixture)
-        x = x - (found - logit) * (-slope).exp()
+        value, slope = _mixture_logit(x, *mixture)
+        x = x - (value - logit) * (-slope).exp()
     return x

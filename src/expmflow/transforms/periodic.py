@@ -64,8 +64,8 @@ class PeriodicConv(Transform):
         height, width = z.shape[2:]
         waves = torch.fft.rfft2(z, dim=(-1, -2))  # half of the rows, as `symbol` has them
         right = waves.flatten(2).permute(2, 1, 0)
-        found = torch.linalg.solve(matrices.to(right.dtype), right).permute(2, 1, 0).reshape(waves.shape)
-        return torch.fft.irfft2(found, s=(width, height), dim=(-1, -2)), logdet
+        solution = torch.linalg.solve(matrices.to(right.dtype), right).permute(2, 1, 0).reshape(waves.shape)
+        return torch.fft.irfft2(solution, s=(width, height), dim=(-1, -2)), logdet
 
     def _matrices(self, x: Tensor) -> Tensor:
         """k̂(ω), `(frequencies, C, C)`: the first ⌊h/2⌋ + 1 rows of frequencies."""
