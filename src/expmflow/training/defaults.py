@@ -19,13 +19,13 @@ def default_components(rows: int) -> int:
 
 def default_jitter(rows: int) -> float:
     """The noise of training rows: half of their spread for a hundred, none for many."""
-    share = min(0.5, 60 / rows)
+    share = round(min(0.5, 60 / rows), 3)
     return share if share >= 0.01 else 0.0
 
 
 def default_weight_decay(rows: int) -> float:
     """Of the optimizer: with a learning rate of 1e-3, a thousandth a step for a few hundred rows."""
-    return min(1.0, 400 / rows)
+    return round(min(1.0, 400 / rows), 4)
 
 
 def default_training(rows: int) -> dict[str, int]:
