@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -19,6 +19,7 @@ from expmflow.numerics.solve import triangular_fixed_point, with_implicit_gradie
 from expmflow.transforms.base import Chain, Output, Transform, layer_name
 from expmflow.transforms.conv1x1 import Householder
 from expmflow.transforms.exponential import ConvExp, GraphConvExp
+from expmflow.transforms.inner import check_inner, context_cutter
 
 
 class GeneralizedSylvester(Transform):
@@ -82,7 +83,7 @@ class GeneralizedSylvester(Transform):
 
     def _solve(self, v: Tensor, context: Any) -> Tensor:
         """u with u + f(u) = v; the gradient, where one is wanted, does not pass through the iterations."""
-        cut = _cutter(self.inner, context, v.shape[0])
+        cut = context_cutter(self.inner, context, v.shape[0])
 
         def evaluate(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             if cut is not None:
@@ -117,48 +118,6 @@ class GeneralizedSylvester(Transform):
         """
         with constant_constraints():
             check_inner(self.inner, u, context)
-
-
-def _cutter(inner: nn.Module, context: Any, rows: int) -> Callable[[Any], Any] | None:
-    """What gives the context of some of the rows; None if nobody knows which part of it belongs to them."""
-    if context is None:
-        return lambda chosen: None
-    if hasattr(inner, "context_rows"):
-        return lambda chosen: inner.context_rows(context, chosen)  # type: ignore[operator]
-    per_row = isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == rows
-    return (lambda chosen: context[chosen]) if per_row else None
-
-
-def check_inner(inner: nn.Module, u: Tensor, context: Any = None) -> None:
-    """As `GeneralizedSylvester.check_inner`."""
-    _, declared = inner(u, context)
-    cut = _cutter(inner, context, u.shape[0])
-    for row in range(u.shape[0]):
-        own = context if cut is None else cut(slice(row, row + 1))
-        size = u[row].numel()
-        jacobian = torch.autograd.functional.jacobian(
-            lambda point, own=own: inner(point.reshape(1, *u.shape[1:]), own)[0].flatten(),
-            u[row].flatten(),
-        ).reshape(size, size)
-        diagonal = jacobian.diagonal()
-        expect(bool((diagonal > -1).all()), "a diagonal greater than -1", f"{float(diagonal.min()):g}")
-        expect(
-            _has_order(jacobian - torch.diag(diagonal)), "a Jacobian that is triangular in some order", "a cycle in it"
-        )
-        agree = torch.allclose(declared[row].flatten(), diagonal, atol=1e-4 if u.dtype == torch.float32 else 1e-8)
-        expect(agree, "the declared diagonal to be the Jacobian's", "another")
-
-
-def _has_order(off_diagonal: Tensor) -> bool:
-    """Whether some order of the variables makes the matrix triangular: no variable depends on itself through others."""
-    depends = off_diagonal != 0
-    left = torch.ones(len(depends), dtype=torch.bool, device=depends.device)
-    while bool(left.any()):
-        free = left & ~(depends & left).any(1)
-        if not bool(free.any()):
-            return False
-        left &= ~free
-    return True
 
 
 @final
