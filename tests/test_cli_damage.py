@@ -112,7 +112,7 @@ def test_weights_of_another_model_are_one_sentence(run: Path):
 
 def test_data_may_move(run: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere.csv"
-    elsewhere.write_text("".join(f"{k / 10},{-k / 20}\n" for k in range(50)))
+    elsewhere.write_text("".join(f"{k / 10},{k * k % 7 / 20 + 0.01}\n" for k in range(50)))
     config = json.loads((run / "config.json").read_text())
     config["config"]["data"] |= {"name": "table", "path": str(elsewhere)}
     (run / "config.json").write_text(json.dumps(config))

@@ -89,7 +89,7 @@ def test_several_runs_stand_side_by_side(run: Path, wide: Path, compared: str):
 def test_settings_that_differ_are_marked(compared: str):
     marked = set(re.findall(r'<tr class="differs"><td><code>([a-z_.]+)</code>', compared))
     by_the_table = {"model.integers", "train.patience"}  # which follow from its columns and rows
-    assert marked == {"data.name", "data.path", "data.samples"} | by_the_table
+    assert marked == {"data.name", "data.path", "data.samples", "model.integers", "train.patience"} | by_the_table
 
 
 def test_names_are_escaped(run: Path, tmp_path: Path):

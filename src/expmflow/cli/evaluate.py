@@ -66,7 +66,8 @@ def evaluate(
     try:
         rows, labels, split_name = _rows(trained, split, images)
     except DataError as error:
-        known = None if dry_run or importance_samples is not None or data is not None else load_reference(trained)
+        other = dry_run or importance_samples is not None or data is not None
+        known = None if other or not trained.data_is_away else load_reference(trained)
         if known is None:
             raise
         say(f"{str(error).rstrip('.')}: this is what the run keeps of it.")

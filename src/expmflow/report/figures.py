@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from expmflow.data.drawing.columns import bins
 from expmflow.data.drawing.panels import COLOURS, FAINT, INK, decorate, new_figure
 from expmflow.report.summary import Summary
 
@@ -73,7 +74,7 @@ def scores_figure(summary: Summary) -> Figure:
         style: dict[str, Any] = {"histtype": "step", "linewidth": 1.6}
         if part == "train":
             style = {"histtype": "stepfilled", "alpha": 0.5}
-        axis.hist(values.numpy(), bins=60, range=reach, density=True, color=colour, label=label, **style)
+        axis.hist(values.numpy(), bins=bins(values), range=reach, density=True, color=colour, label=label, **style)
     decorate(axis, f"nll of single rows ({summary.unit.name})", "")
     axis.set_yticks([])
     axis.legend(frameon=False, fontsize=8, labelcolor=INK)

@@ -90,6 +90,13 @@ class Trained:
         self.folder.check_data(data.digest())
         return data
 
+    @property
+    def data_is_away(self) -> bool:
+        """Whether the files of the run's data are not here; of published files, whether they may be elsewhere."""
+        settings = self.config.data
+        away = settings.path is not None and not expand_home(settings.path).exists()
+        return away or "dir" in sources()[settings.name].settings
+
     def _moved(self, place: Path, progress: Progress | None) -> Dataset | None:
         """The run's own rows at another place; None if what is there are others."""
         taken = sources()[self.config.data.name].settings

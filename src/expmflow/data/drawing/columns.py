@@ -62,6 +62,7 @@ def _histograms(data: Tensor | None, samples: Tensor, names: Sequence[str]) -> F
     lines = math.ceil(count / columns)
     figure = new_figure(2.5 * columns, 2.0 * lines + 0.4)
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    bars = bins(samples if data is None else data)
     for k, axis in enumerate(panels):
         if k >= count:
             axis.axis("off")
@@ -70,15 +71,20 @@ def _histograms(data: Tensor | None, samples: Tensor, names: Sequence[str]) -> F
         low, high = column.quantile(0.002).item(), column.quantile(0.998).item()
         reach = (low, high) if high > low else (low - 0.5, low + 0.5)
         if data is not None:
-            axis.hist(data[:, k].numpy(), bins=50, range=reach, density=True, color=FAINT, alpha=0.6, label="data")
+            axis.hist(data[:, k].numpy(), bins=bars, range=reach, density=True, color=FAINT, alpha=0.6, label="data")
         style = {"histtype": "step", "color": COLOURS[0], "linewidth": 1.5, "label": "samples"}
-        axis.hist(samples[:, k].numpy(), bins=50, range=reach, density=True, **style)
+        axis.hist(samples[:, k].numpy(), bins=bars, range=reach, density=True, **style)
         decorate(axis, _short(names[k]), "")
         axis.set_yticks([])
     panels[0].legend(frameon=False, fontsize=8)
     if count < samples.shape[1]:
         figure.suptitle(f"{count} of {samples.shape[1]} columns", fontsize=9, x=0.01, ha="left")
     return figure
+
+
+def bins(rows: Tensor) -> int:
+    """How many bars of a histogram so many rows can fill."""
+    return max(8, min(50, int(2 * math.sqrt(len(rows)))))
 
 
 def _short(name: str) -> str:
