@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Samples, Callable[..., nn.Module], list[dict[str, float]]
 
 
 def measure(case: str, setting: dict[str, float], steps: int, seed: int) -> dict[str, Any]:
-    """The loss on test data after training, per unit; iterations of the inverse; the largest norm in use."""
+    """The loss on test data after training, per unit, and the iterations of the inverse."""
     samples, make, _, unit = CASES[case]
     torch.manual_seed(seed)
     model = make(**setting).train()
