@@ -61,12 +61,57 @@ class TestReading:
             ({"edge_index": np.array([[0], [3]])}, "Expected edges within one graph in"),
             ({"edge_index": np.array([[0], [5]])}, "Expected edges between nodes 0 to 4 in"),
             ({"edge_index": np.zeros((3, 2), int)}, r"Expected edge_index of shape \(2, edges\) in"),
+            ({"x": X[:, :1]}, r"Expected at least two features of each node in .*g\.npz; got 1"),
+            ({"x": X.astype(object)}, r"Expected graphs in .*g\.npz; got: Python objects, which are never loaded"),
+            ({"sizes": np.zeros(0, int), "x": X[:0]}, r"Expected finite features \(nodes, F\) in x of .*g\.npz"),
+            ({"sizes": np.array([5, 0])}, r"Expected sizes of graphs in .*g\.npz"),
             ({"x": X * np.nan}, r"Expected finite features \(nodes, F\) in x of"),
         ],
     )
     def test_what_is_no_graph_is_named(self, tmp_path: Path, changes: dict, message: str):
         with pytest.raises(DataError, match=message):
             read_graphs(save(tmp_path / "g.npz", **changes))
+
+    def test_loops_repeated_edges_and_nodes_without_any(self, tmp_path: Path):
+        plain = save(tmp_path / "plain.npz", edge_index=np.array([[0, 0], [0, 1]]))
+        twice = save(tmp_path / "twice.npz", edge_index=np.array([[0, 0, 1, 0], [0, 1, 0, 1]]))
+        adjacency = read_graphs(plain).rows[0, :, 2:-1]
+        assert adjacency.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
+        assert torch.equal(read_graphs(plain).rows, read_graphs(twice).rows)
+
+    @pytest.mark.parametrize("text", ["", "graph,node,other\n"])
+    def test_graphs_without_edges(self, tmp_path: Path, text: str):
+        folder = tables(tmp_path / "g")
+        (folder / "edges.csv").write_text(text)
+        arrays = read_graphs(save(tmp_path / "g.npz", edge_index=np.zeros((2, 0))))
+        assert torch.equal(read_graphs(folder).rows, arrays.rows)
+        assert not arrays.rows[..., 2:-1].any()
+
+    @pytest.mark.parametrize(
+        ("name", "text", "message"),
+        [
+            ("nodes.csv", "node,graph,a,b\n1,1,0,0\n", "Expected the first columns graph, node in"),
+            ("nodes.csv", "graph,node,a,b\n1,1.5,0,0\n", "Expected whole numbers of graphs and nodes in"),
+            ("nodes.csv", "graph,node,a,b\n1,1,0,0\n1,1,2,2\n", "Expected each node of a graph once in"),
+            ("nodes.csv", "graph,node,a\n1,1,0\n", "Expected edges between nodes of"),
+            ("edges.csv", "graph,node,other,weight\n1,1,2,0.5\n", "Expected features of nodes in"),
+            ("edges.csv", "graph,node,other\n1,1,9\n", "Expected edges between nodes of"),
+        ],
+    )
+    def test_tables_that_are_no_graphs(self, tmp_path: Path, name: str, text: str, message: str):
+        folder = tables(tmp_path / "g")
+        (folder / name).write_text(text)
+        with pytest.raises(DataError, match=message) as raised:
+            read_graphs(folder)
+        assert str(folder) in str(raised.value)
+
+    def test_graphs_beyond_memory_are_refused_before_any_work(self, tmp_path: Path):
+        long = 2**15
+        path = save(tmp_path / "g.npz", x=np.zeros((long, 2)), edge_index=np.zeros((2, 0), int), sizes=np.array([long]))
+        with pytest.raises(
+            DataError, match=r"Expected graphs in .*g\.npz that fit in memory; got 1 of up to 32768 nodes"
+        ):
+            read_graphs(path)
 
     def test_missing_arrays_tables_and_nodes(self, tmp_path: Path):
         np.savez(tmp_path / "g.npz", x=X)
@@ -129,3 +174,44 @@ def test_every_command_takes_them(here: Path):
     assert refused.err == "Expected model.network=gnf or gnf-exp for graphs with edges; got sorted."
     np.savez("wide.npz", x=np.zeros((2, 3)), edge_index=np.zeros((2, 0), int), sizes=np.array([2]))
     assert "Expected 2 features of each node in wide.npz" in run_command("score", "run", "wide.npz").err
+
+
+def test_a_folder_of_tables_is_trained_by_the_preset_and_keeps_its_names(here: Path):
+    graphs = dict(np.load(many(here / "g.npz")))
+    owner = np.repeat(np.arange(60), graphs["sizes"])
+    (here / "g").mkdir()
+    nodes = [f"{g},{k},{a!r},{b!r}" for k, (g, (a, b)) in enumerate(zip(owner, graphs["x"].tolist(), strict=True))]
+    edges = [f"{owner[a]},{a},{b}" for a, b in graphs["edge_index"].T]
+    (here / "g" / "nodes.csv").write_text("\n".join(["graph,node,east,north", *nodes]))
+    (here / "g" / "edges.csv").write_text("\n".join(["graph,node,other", *edges]))
+    tiny = ("model.subflows=1", "model.hidden=4", "train.steps=2", "train.batch_size=8", "train.sample_every=2")
+    for source, run in (("g", "run"), ("g.npz", "same")):
+        outcome = run_command("train", "graphs", f"data.path={source}", *tiny, "--out", run)
+        assert outcome.code == 0, outcome.err
+    assert (here / "run" / "samples" / "step-00000002.png").read_bytes().startswith(b"\x89PNG")
+    nll = [json.loads(run_command("evaluate", run, "--json").out)["nll"] for run in ("run", "same")]
+    assert nll[0] == nll[1]
+    assert run_command("evaluate", "run").out.count("nats") == 1
+    assert run_command("sample", "run", "-n", "2").out.startswith("graph,node,east,north\n")
+    assert run_command("score", "run", "g").code == 0
+    assert run_command("report", "run").code == 0
+    resumed = run_command("train", "--resume", "run", "train.steps=3")
+    assert resumed.code == 0, resumed.err
+
+
+def test_samples_in_a_file_are_graphs_to_be_read_and_scored(here: Path):
+    many(here / "g.npz")
+    tiny = ("model.subflows=1", "model.hidden=4", "train.steps=2", "train.batch_size=8")
+    assert run_command("train", "graphs", "data.path=g.npz", *tiny, "--out", "run").code == 0
+    for name in ("s.npz", "s.csv", "s.png"):
+        assert run_command("sample", "run", "-n", "4", "--out", name).code == 0
+    trained = open_run("run")
+    torch.testing.assert_close(read_graphs(here / "s.npz", trained.event_shape[0]).rows, trained.sample(4).double())
+    scores = list(csv.DictReader(run_command("score", "run", "s.npz").out.splitlines()))
+    expected = trained.log_likelihoods(trained.sample(4))
+    np.testing.assert_allclose([float(row["log_likelihood"]) for row in scores], expected.numpy(), rtol=1e-6)
+    larger = save(here / "larger.npz", x=np.zeros((9, 2)), edge_index=np.zeros((2, 0), int), sizes=np.array([9]))
+    refused = run_command("score", "run", larger)
+    assert "Expected graphs of at most 4 nodes in" in refused.err
+    assert "larger.npz, as the run has; got one of 9." in refused.err
+    assert run_command("sample", "run", "--out", "s.npy").code == 1

@@ -19,6 +19,7 @@ from expmflow.cli.console import Data, Device, progress, reading, result, result
 from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, run_text
 from expmflow.data import DataError
+from expmflow.data.kinds import NATS
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.runs.importance import CHUNK, Estimates, importance_estimates, results_file
 from expmflow.runs.reference import Reference, load_reference
@@ -161,10 +162,12 @@ def _lines(trained: Trained, found: dict[str, Any]) -> Iterator[tuple[str, str]]
     """The label of each number that is shown, and its name."""
     other, bound = trained.kind.units(trained.event_shape)[-1], trained.model.is_bound
     yield "−ELBO (nats)" if bound else "nll (nats)", "nll"
-    yield f"−ELBO, {other.name}" if bound else other.name, other.key
+    if other != NATS:
+        yield f"−ELBO, {other.name}" if bound else other.name, other.key
     if "importance_samples" in found:
         yield "importance-weighted nll (nats)", "importance_weighted_nll"
-        yield f"importance-weighted, {other.name}", f"importance_weighted_{other.key}"
+        if other != NATS:
+            yield f"importance-weighted, {other.name}", f"importance_weighted_{other.key}"
     if _entropy(trained) in found:
         yield f"entropy of the data, {trained.unit.name}", _entropy(trained)
         yield f"gap, {trained.unit.name}", _gap(trained)

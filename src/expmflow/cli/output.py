@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -30,6 +31,16 @@ def save_npy(path: Path, rows: Tensor) -> None:
     def write(temporary: Path) -> None:
         with open(temporary, "wb") as file:
             np.save(file, rows.numpy(), allow_pickle=False)
+
+    write_whole(path, write)
+
+
+def save_npz(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Several arrays in numpy's own format."""
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
 
     write_whole(path, write)
 

@@ -13,7 +13,7 @@ from expmflow._validation import expect, expect_count
 from expmflow.cli.console import Device, progress, result, say
 from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, run_text
-from expmflow.cli.output import save_npy, save_text, write_whole
+from expmflow.cli.output import save_npy, save_npz, save_text, write_whole
 from expmflow.data.drawing.grids import class_columns
 from expmflow.data.kinds import KINDS
 from expmflow.runs.evaluation import Trained, open_run
@@ -39,10 +39,11 @@ def sample(
 
     Images become a grid in a .png file, pixel for pixel, small ones enlarged by a whole factor, or bytes of shape (n,
     channels, height, width) in a .npy file. Of a conditional model, the columns of the grid are its classes. Graphs
-    become a .csv file with a line for each node, a .npy file of shape (n, nodes, features), or a picture.
+    become a .csv file with a line for each node, a .npy file of shape (n, nodes, features), or a picture; those with
+    edges of their own a .npz file, as they are read from.
     """
     known = {suffix for kind in KINDS.values() for suffix in kind.formats}
-    expect(out is None or out.suffix in known, "a .npy, .csv or .png file", out)
+    expect(out is None or out.suffix in known, "a .npy, .npz, .csv or .png file", out)
     trained = open_run(run, device_named(device))
     out, formats = out or trained.kind.default_file, trained.kind.formats
     expect(out is None or out.suffix in formats, f"a {' or '.join(formats)} file for samples of {trained.name}", out)
@@ -89,6 +90,8 @@ def _write(trained: Trained, drawn: Tensor, out: Path | None, columns: int | Non
         return
     if out.suffix == ".npy":
         save_npy(out, kind.array(drawn))
+    elif out.suffix == ".npz":
+        save_npz(out, kind.arrays(drawn))
     elif out.suffix == ".png":
         write_whole(out, kind.draw(drawn, layout, columns=columns).write)
     else:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from expmflow.data.errors import DataError, first_line
-from expmflow.data.table import load_table
+from expmflow.data.table import Table, load_table
 
 ARRAYS = ("x", "edge_index", "sizes")
 NODES, EDGES = "nodes.csv", "edges.csv"
+MOST_ENTRIES = 2**28  # of all adjacencies, which are dense: 2 GiB
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class OwnGraphs:
 
 def read_graphs(path: Path, nodes: int | None = None) -> OwnGraphs:
     """The undirected graphs in a `.npz` file, or in a folder with `nodes.csv` and `edges.csv`.
+
+    Nodes may have no edges, and edges may lead from a node to itself; an edge that is listed twice is one edge.
 
     The file has `x`, the features of all nodes `(nodes, F)`, one graph after the other; `edge_index`, pairs of places
     in it, `(2, edges)`; and `sizes`, the number of nodes of each graph. The tables have columns `graph`, `node` and the
@@ -43,9 +46,13 @@ def read_graphs(path: Path, nodes: int | None = None) -> OwnGraphs:
         names = ()
     else:
         raise DataError(f"Expected a .npz file of graphs, or a folder with {NODES} and {EDGES}; got {path}.")
+    if x.shape[1] < 2:
+        raise DataError(f"Expected at least two features of each node in {path}; got {x.shape[1]}.")
     largest = int(sizes.max())
     if nodes is not None and largest > nodes:
         raise DataError(f"Expected graphs of at most {nodes} nodes in {path}, as the run has; got one of {largest}.")
+    if len(sizes) * (nodes or largest) ** 2 > MOST_ENTRIES:
+        raise DataError(f"Expected graphs in {path} that fit in memory; got {len(sizes)} of up to {largest} nodes.")
     return OwnGraphs(_padded(x, edges, sizes, nodes or largest), names)
 
 
@@ -81,15 +88,22 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     except DataError:
         raise
     except Exception as error:  # numpy parses headers as Python, and raises whatever that parser does
-        raise DataError(f"Expected graphs in {path}; got: {first_line(error)}.") from None
+        raise DataError(f"Expected graphs in {path}; got: {_reason(error)}.") from None
     if x.ndim != 2 or x.dtype.kind not in "fiu" or 0 in x.shape or not np.isfinite(x).all():
         raise DataError(f"Expected finite features (nodes, F) in x of {path}; got {x.dtype} of shape {x.shape}.")
-    if sizes.ndim != 1 or sizes.dtype.kind not in "iu" or (sizes < 1).any() or int(sizes.sum()) != len(x):
+    if (
+        not sizes.size
+        or sizes.ndim != 1
+        or sizes.dtype.kind not in "iu"
+        or (sizes < 1).any()
+        or int(sizes.sum()) != len(x)
+    ):
         raise DataError(f"Expected sizes of graphs in {path} that add up to the {len(x)} nodes of x; got others.")
-    if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+    if edges.ndim != 2 or edges.shape[0] != 2 or (edges.size and edges.dtype.kind not in "iu"):
         raise DataError(f"Expected edge_index of shape (2, edges) in {path}; got {edges.dtype} of shape {edges.shape}.")
+    edges = edges.astype(np.int64)  # none at all are floats, if nobody says otherwise
     _check_edges(edges, sizes, path)
-    return x.astype(np.float64), edges.astype(np.int64), sizes.astype(np.int64)
+    return x.astype(np.float64), edges, sizes.astype(np.int64)
 
 
 def _check_edges(edges: np.ndarray, sizes: np.ndarray, path: Path) -> None:
@@ -101,13 +115,27 @@ def _check_edges(edges: np.ndarray, sizes: np.ndarray, path: Path) -> None:
         raise DataError(f"Expected edges within one graph in {path}; got edges between two.")
 
 
+def _reason(error: Exception) -> str:
+    return "Python objects, which are never loaded" if "pickle" in str(error) else first_line(error)
+
+
+def _edges(path: Path) -> Table:
+    """A line of names alone says that there are no edges; a file that is missing may be a slip."""
+    if not path.is_file() or any(line.strip() for line in path.read_text("utf-8", "replace").splitlines()[1:]):
+        return load_table(path)
+    return Table(path, torch.zeros(0, 3, dtype=torch.float64), ("graph", "node", "other"))
+
+
 def _tables(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-    nodes, edges = load_table(folder / NODES), load_table(folder / EDGES)
+    nodes, edges = load_table(folder / NODES), _edges(folder / EDGES)
     for table, columns in ((nodes, ("graph", "node")), (edges, ("graph", "node", "other"))):
         if table.names[: len(columns)] != columns:
             raise DataError(f"Expected the first columns {', '.join(columns)} in {table.path}; got {table.names}.")
     if len(nodes.names) < 3 or len(edges.names) != 3:
         raise DataError(f"Expected features of nodes in {nodes.path}, and three columns in {edges.path}; got others.")
+    for table, count in ((nodes, 2), (edges, 3)):
+        if bool((table.rows[:, :count] % 1 != 0).any()):
+            raise DataError(f"Expected whole numbers of graphs and nodes in {table.path}; got fractions.")
     cells = nodes.rows.numpy()
     order = np.argsort(cells[:, 0], kind="stable")
     cells = cells[order]

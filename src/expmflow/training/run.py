@@ -229,7 +229,9 @@ def read_names(path: Path) -> tuple[str, ...]:
     names, shape = values.get("names", []), values.get("event_shape")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"Expected names of columns in {path}; got {names!r}.")
-    if names and (shape != [len(names)] or len(set(names)) < len(names)):
+    kind = KINDS.get(values.get(KIND, ""), KINDS["vectors"])  # older runs do not say, and only tables had names
+    fit = isinstance(shape, list) and kind.names_fit(names, shape)
+    if names and (not fit or len(set(names)) < len(names)):
         raise CheckpointError(f"Expected a name for each column of the run in {path}; got {', '.join(names)}.")
     return tuple(names)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -256,6 +257,14 @@ class Kind(ABC):
     def reconstructions(self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout) -> list[Picture]:
         """What latents make of rows: each beside what is `expected` of it, and a path from the first to the second."""
         return []
+
+    def arrays(self, rows: Tensor) -> dict[str, np.ndarray[Any, Any]]:
+        """Rows as the arrays of a `.npz` file, for a kind that has this format."""
+        return {"rows": self.array(rows).numpy()}
+
+    def names_fit(self, names: Sequence[str], event_shape: Sequence[int]) -> bool:
+        """Whether these may be the names of the entries of a row."""
+        return tuple(event_shape) == (len(names),)
 
     def landscape(self, rows: Tensor) -> Landscape | None:
         """Where to look at the density of such rows, if they can be drawn in the plane."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from expmflow.data.dataset import Dataset, split
 from expmflow.data.download import Progress
-from expmflow.data.drawing.columns import columns_figure
+from expmflow.data.drawing.nodes import Drawn, graphs_figure
 from expmflow.data.drawing.panels import save_figure
 from expmflow.data.errors import DataError
 from expmflow.data.kinds.base import (
@@ -38,7 +39,7 @@ class Networks(Kind):
     name: ClassVar[str] = "networks"
     models: ClassVar[tuple[str, ...]] = ("graph",)
     files: ClassVar[str] = f".npz files of graphs, folders with {NODES} and {EDGES}"
-    formats: ClassVar[tuple[str, ...]] = (".csv", ".npy", ".png")
+    formats: ClassVar[tuple[str, ...]] = (".npz", ".csv", ".png")
     report_rows: ClassVar[int] = 500
     measured_rows: ClassVar[int] = 2000
 
@@ -48,6 +49,9 @@ class Networks(Kind):
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         expect_axes(event_shape, 2, "networks of shape (nodes, features + nodes + 1)")
+
+    def names_fit(self, names: Sequence[str], event_shape: Sequence[int]) -> bool:
+        return len(names) == event_shape[1] - event_shape[0] - 1
 
     def unit(self, event_shape: tuple[int, ...]) -> Unit:
         return NATS
@@ -71,11 +75,16 @@ class Networks(Kind):
         data = load()
         rows = torch.cat([data.train, data.validation, data.test])
         sizes, features = rows[..., -1].sum(1), rows.shape[2] - rows.shape[1] - 1
-        edges = rows[..., features:-1].sum((1, 2)) / 2
+        adjacency = rows[..., features:-1]
+        loops = adjacency.diagonal(dim1=1, dim2=2).sum(1)
+        edges = (adjacency.sum((1, 2)) + loops) / 2
+        alone = int(((adjacency.sum(2) == 0) & (rows[..., -1] > 0.5)).sum())
         lines = [
             ("nodes of a graph", f"{int(sizes.min())} to {int(sizes.max())}, {float(sizes.mean()):.1f} on average"),
             ("edges of a graph", f"{int(edges.min())} to {int(edges.max())}, {float(edges.mean()):.1f} on average"),
-            ("features of a node", str(features)),
+            ("edges from a node to itself", str(int(loops.sum()))),
+            ("nodes without edges", f"{alone} of {int(sizes.sum())}"),
+            ("features of a node", ": ".join([str(features), *([", ".join(data.names)] if data.names else [])])),
         ]
         return Description(f"{title}: {len(rows)} graphs", lines)
 
@@ -91,12 +100,20 @@ class Networks(Kind):
         )
         return csv_text(header, nodes)
 
+    def arrays(self, rows: Tensor) -> dict[str, np.ndarray[Any, Any]]:
+        """As `read_graphs` reads them, an edge in both directions."""
+        features, mask = rows.shape[2] - rows.shape[1] - 1, rows[..., -1] > 0.5
+        sizes = mask.sum(1)
+        graph, node, other = rows[..., features:-1].nonzero().T
+        start = (sizes.cumsum(0) - sizes)[graph]
+        edges = torch.stack([start + node, start + other])
+        return {"x": rows[..., :features][mask].numpy(), "edge_index": edges.numpy(), "sizes": sizes.numpy()}
+
     def draw(
         self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
     ) -> Picture:
-        """The features of all nodes."""
-        shown = None if data is None else _nodes(data)
-        return Picture(lambda target: save_figure(columns_figure(shown, _nodes(samples), layout.names), target))
+        """The first two features of nodes, of all of them, and of a few graphs with their edges."""
+        return Picture(lambda target: save_figure(graphs_figure(data, samples, _drawn), target))
 
 
 def _load(
@@ -109,7 +126,7 @@ def _load(
     return replace(split(rows, validation, test), kind="networks", names=found.names, has_edges=True)
 
 
-def _nodes(rows: Tensor) -> Tensor:
-    """The features of all nodes that are real, `(nodes, F)`."""
-    features = rows.shape[2] - rows.shape[1] - 1
-    return rows[..., :features][rows[..., -1] > 0.5]
+def _drawn(row: Tensor) -> Drawn:
+    """The features of the nodes that are real, and the edges between them."""
+    features, mask = row.shape[1] - row.shape[0] - 1, row[:, -1] > 0.5
+    return row[mask, :features], [(a, b) for a, b in row[:, features:-1].nonzero().tolist() if a < b]
