@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def save(flow: Density, folder: str | Path) -> None:
     place = RunFolder(Path(folder))
     expect(not place.config.exists(), "a folder without a run", f"{place.config} in it")
     expect(place.path.is_dir() or not place.path.exists(), "a folder", f"the file {place.path}")
+    values, tensors = pack(flow)
+    place.path.mkdir(parents=True, exist_ok=True)
+    save_weights(place.weights, tensors)
+    weights = read_metadata(place.weights)[CHECKSUM]
+    write_json(place.path / FLOW, {**values, "weights": weights, CHECKSUM: _checksum(values)})
+
+
+def pack(flow: Density) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What describes a flow: values that JSON knows, and copies of its tensors; `unpack` makes it again."""
     description, arguments = describe(flow)
     dtype = _dtype(flow)
     state = flow.state_dict()
@@ -64,15 +74,8 @@ def save(flow: Density, folder: str | Path) -> None:
     others = [f"{name} of {value.dtype}" for name, value in state.items() if kinds[name] != value.dtype]
     expect(not others, "a flow in one dtype", f"{', '.join(others[:3])} beside {dtype}")
     buffers = _unlike(flow, twin, state)
-    tensors = {
-        **{
-            STATE + name: value.clone() for name, value in state.items()
-        },  # safetensors refuses tensors that share memory
-        **{BUFFER + name: value.clone() for name, value in buffers.items()},
-        **{ARGUMENT + name: value.clone() for name, value in arguments.items()},
-    }
-    place.path.mkdir(parents=True, exist_ok=True)
-    save_weights(place.weights, tensors)
+    parts = ((STATE, state), (BUFFER, buffers), (ARGUMENT, arguments))
+    tensors = {prefix + name: value.detach().clone() for prefix, part in parts for name, value in part.items()}
     values = {
         "format_version": FORMAT_VERSION,
         "dtype": _dtype_name(dtype),
@@ -80,8 +83,7 @@ def save(flow: Density, folder: str | Path) -> None:
         "settings": _settings(flow, twin),
         "frozen": [name for name, parameter in flow.named_parameters() if not parameter.requires_grad],
     }
-    weights = read_metadata(place.weights)[CHECKSUM]
-    write_json(place.path / FLOW, {**values, "weights": weights, CHECKSUM: _checksum(values)})
+    return values, tensors
 
 
 def is_composed(folder: Path) -> bool:
@@ -111,6 +113,11 @@ def load_composed(folder: Path) -> Density:
     if read_metadata(place.weights).get(CHECKSUM) != weights:
         raise CheckpointError(f"Expected the weights of {path} in {place.weights}; got those of another flow.")
     tensors = read_tensors(place.weights)
+    return unpack(values, tensors, path)
+
+
+def unpack(values: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path | None = None) -> Density:
+    """The flow that `pack` saw, in evaluation mode; `path` is where that was read."""
     parts = [
         {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         for prefix in (ARGUMENT, STATE, BUFFER)
@@ -171,7 +178,7 @@ def _settings(model: nn.Module, twin: nn.Module) -> dict[str, dict[str, Plain]]:
     return changed
 
 
-def _apply_settings(model: nn.Module, settings: Any, frozen: Any, path: Path) -> None:
+def _apply_settings(model: nn.Module, settings: Any, frozen: Any, path: Path | None) -> None:
     """Numbers and words that modules have; nothing else can be set by a file."""
     parts, parameters = dict(model.named_modules()), dict(model.named_parameters())
     try:

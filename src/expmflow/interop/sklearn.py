@@ -1,0 +1,278 @@
+"""Densities of tables as estimators of scikit-learn: for arrays and data frames, pipelines and searches.
+
+scikit-learn comes with the extra `train`.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from expmflow._validation import expect
+from expmflow.data import Dataset
+from expmflow.data.columns import integer_columns
+from expmflow.distributions import Density
+from expmflow.runs.composed import pack, unpack
+from expmflow.runs.evaluation import tolerant_likelihood
+from expmflow.training.config import load_config
+from expmflow.training.loop import train
+from expmflow.training.randomness import Randomness
+from expmflow.training.sampling import draw
+from expmflow.training.sections import GIVEN
+
+ROWS = 4096  # whose likelihoods are computed at a time
+NOISES = 8  # of each row, if it has whole numbers
+Floats = NDArray[np.float64]
+
+
+class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
+    """What both estimators do: fit the model of tables, as the preset `table` does, and ask it for likelihoods."""
+
+    def __init__(
+        self,
+        *,
+        steps: int | None = None,
+        hidden: int | None = None,
+        components: int | None = None,
+        lr: float | None = None,
+        validation_fraction: float = 0.2,
+        integers: str | Sequence[int] = "auto",
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.steps = steps
+        self.hidden = hidden
+        self.components = components
+        self.lr = lr
+        self.validation_fraction = validation_fraction
+        self.integers = integers
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the density of the rows of `X`; `y` is not used."""
+        x = torch.from_numpy(self._checked(X, reset=True, ensure_min_samples=2))
+        self._check_settings()
+        self._check_columns(x)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        held = min(len(x) - 1, max(1, round(self.validation_fraction * len(x))))
+        order = torch.randperm(len(x), generator=Randomness(seed).generator("split"))
+        x = x[order]
+        integers = integer_columns(x) if isinstance(self.integers, str) else tuple(self.integers)
+        data = Dataset(x[held:], x[:held], x[:0], integers=integers)
+        with tempfile.TemporaryDirectory() as folder:
+            model = train(self._config(seed), folder, device=self.device, data=data)
+        self.flow_: Density = model.to("cpu", torch.float64).eval()  # rows of one batch are then those of any other
+        self.n_validation_ = held
+        self._calibrate(x[held:], x[:held])
+        return self
+
+    def score_samples(self, X: Any) -> Floats:
+        """log p of each row, in nats; of whole numbers, the logarithm of a probability."""
+        check_is_fitted(self)
+        return self._log_prob(torch.from_numpy(self._checked(X, reset=False)))
+
+    def _log_prob(self, x: Tensor) -> Floats:
+        parts = [self._bound(rows) for rows in x.split(ROWS)]
+        return np.concatenate([part.numpy() for part in parts])
+
+    @torch.no_grad()
+    def _bound(self, rows: Tensor) -> Tensor:
+        """The likelihood, or of whole numbers a bound; its noise is a function of the row."""
+        draws = self.flow_.draws
+        if not draws:
+            return tolerant_likelihood(self.flow_, rows, (), None)
+        bounds = [
+            tolerant_likelihood(self.flow_, rows, Randomness(0).row_draws(draws, rows, f"score {k}"), None)
+            for k in range(NOISES)
+        ]
+        return torch.stack(bounds).logsumexp(0) - math.log(NOISES)
+
+    def _checked(self, X: Any, **settings: Any) -> Floats:
+        found = validate_data(self, X, dtype=np.float64, **settings)
+        return np.array(found, dtype=np.float64, order="C")  # of its own: theirs may be read-only
+
+    def _check_settings(self) -> None:
+        for name in ("steps", "hidden", "components"):
+            value = getattr(self, name)
+            expect(value is None or _positive(value), f"{name} to be a whole number above 0, or None", repr(value))
+        share: Any = self.validation_fraction
+        expect(isinstance(share, Real) and 0 < float(share) < 1, "validation_fraction between 0 and 1", repr(share))
+        known = not isinstance(self.integers, str) or self.integers == "auto"
+        expect(known, 'integers to be "auto" or the places of columns', repr(self.integers))
+
+    def _check_columns(self, x: Tensor) -> None:
+        constant = [k for k in range(x.shape[1]) if bool((x[:, k] == x[0, k]).all())]
+        names = getattr(self, "feature_names_in_", range(x.shape[1]))
+        which = ", ".join(str(names[k]) for k in constant)
+        advice = "Leave them out, as sklearn.feature_selection.VarianceThreshold does"
+        expect(not constant, "columns that vary", f"one value alone in column {which}. {advice}")
+
+    def _config(self, seed: int) -> Any:
+        given = {
+            "data.name": GIVEN,
+            "train.seed": seed,
+            "train.steps": self.steps,
+            "train.checkpoint_every": 10**9,
+            "model.hidden": self.hidden,
+            "model.components": self.components,
+            "optim.lr": self.lr,
+        }
+        return load_config("table", [f"{key}={value}" for key, value in given.items() if value is not None])
+
+    def _calibrate(self, training: Tensor, validation: Tensor) -> None:
+        """After fitting."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the flow as names, arguments and arrays: torch pickles no constrained weights."""
+        state: dict[str, Any] = super().__getstate__()
+        if "flow_" in state:
+            values, tensors = pack(state["flow_"])
+            state = {**state, "flow_": (values, {name: tensor.numpy() for name, tensor in tensors.items()})}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "flow_" in state:
+            values, arrays = state["flow_"]
+            tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+            state = {**state, "flow_": unpack(values, tensors)}
+        super().__setstate__(state)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) > 0
+
+
+class FlowDensity(DensityMixin, _FlowEstimator):  # type: ignore[misc]
+    """The density of a table, by the model of the preset `table`: splines, exp(M) and mixtures, columns standardised.
+
+    A part of the rows is held out; when their likelihood no longer grows, training stops, and the best weights are
+    kept. Whole numbers have probabilities, and `score_samples` gives a bound on their logarithm.
+
+    Args:
+        steps: of the optimizer at most; 5,000 if None.
+        hidden, components: of networks, and of splines and mixtures; by the number of rows if None.
+        lr: the learning rate; the preset's if None.
+        validation_fraction: the part of the rows that is held out.
+        integers: places of columns of whole numbers; "auto" finds them.
+        random_state: where random numbers come from: a number, a `RandomState`, or None.
+        device: where to train.
+
+    Attributes:
+        flow_: the density in float64, a `distributions.Density` that `ef.save` writes.
+        n_validation_: how many rows were held out.
+
+    Example:
+        >>> from expmflow.interop.sklearn import FlowDensity
+        >>> X = torch.randn(100, 2).numpy()
+        >>> density = FlowDensity(steps=20, random_state=0).fit(X)
+        >>> density.score_samples(X).shape, density.sample(3).shape
+        ((100,), (3, 2))
+    """
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The mean of log p over the rows: what a search makes large."""
+        return float(np.mean(self.score_samples(X)))
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> Floats:
+        """New rows, `(n_samples, n_features)`."""
+        check_is_fitted(self)
+        expect(_positive(n_samples), "n_samples to be a whole number above 0", repr(n_samples))
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        found: Floats = draw(self.flow_, int(n_samples), Randomness(seed)).numpy()
+        return found
+
+
+def _flags_its_own_rows(detector: FlowOutlierDetector) -> bool:
+    if detector.novelty:
+        raise AttributeError("Expected novelty=False for fit_predict, as the threshold is for new rows; got True.")
+    return True
+
+
+class FlowOutlierDetector(OutlierMixin, _FlowEstimator):  # type: ignore[misc]
+    """Rows that a learned density finds less likely than nearly all others.
+
+    Args:
+        contamination: the rate at which rows are flagged.
+        novelty: True: a threshold by the rows that were held out, so that new rows like these are flagged at that rate.
+            False: one by all rows of `fit`, of which that share is flagged, as other detectors of scikit-learn do, so
+            that new rows are flagged more often; only then is there `fit_predict`, as of `LocalOutlierFactor`.
+        steps, hidden, components, lr, validation_fraction, integers, random_state, device: as of `FlowDensity`.
+
+    Attributes:
+        flow_, n_validation_: as of `FlowDensity`.
+        offset_: the log-likelihood below which a row is flagged.
+
+    Example:
+        >>> from expmflow.interop.sklearn import FlowOutlierDetector
+        >>> X = torch.randn(200, 2).numpy()
+        >>> FlowOutlierDetector(steps=20, random_state=0).fit(X).predict([[0.0, 0.1], [40.0, -40.0]])
+        array([ 1, -1])
+    """
+
+    def __init__(
+        self,
+        *,
+        contamination: float = 0.05,
+        novelty: bool = True,
+        steps: int | None = None,
+        hidden: int | None = None,
+        components: int | None = None,
+        lr: float | None = None,
+        validation_fraction: float = 0.2,
+        integers: str | Sequence[int] = "auto",
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(
+            steps=steps,
+            hidden=hidden,
+            components=components,
+            lr=lr,
+            validation_fraction=validation_fraction,
+            integers=integers,
+            random_state=random_state,
+            device=device,
+        )
+        self.contamination = contamination
+        self.novelty = novelty
+
+    @available_if(_flags_its_own_rows)  # type: ignore[untyped-decorator]
+    def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
+        """`fit`, and `predict` of the same rows."""
+        return self.fit(X).predict(X)
+
+    def decision_function(self, X: Any) -> Floats:
+        """log p of each row less `offset_`: negative where it is flagged."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X: Any) -> NDArray[np.int64]:
+        """−1 for rows that are flagged, 1 for the others."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        share: Any = self.contamination
+        fits = isinstance(share, Real) and 0 < float(share) <= 0.5
+        expect(fits, "contamination above 0, and at most 0.5", repr(share))
+
+    def _calibrate(self, training: Tensor, validation: Tensor) -> None:
+        if not self.novelty:
+            scores = self._log_prob(torch.cat([training, validation]))
+            self.offset_ = float(np.percentile(scores, 100 * self.contamination))
+            return
+        scores = np.sort(self._log_prob(validation))
+        place = max(1, math.floor(self.contamination * (len(scores) + 1)))  # of n rows and one more of their kind
+        self.offset_ = float(scores[place - 1])
