@@ -75,8 +75,9 @@ class OriginalSylvester(Amortizable):
 def triangles(params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """R̃, R and b."""
     matrix = params["matrix"]
-    outer = matrix.triu(1) + torch.diag_embed(torch.tanh(params["diagonal_outer"]))
-    inner = matrix.mT.triu(1) + torch.diag_embed(torch.tanh(params["diagonal_inner"]))
+    limit = 1 - 4 * torch.finfo(matrix.dtype).eps  # a tanh rounds to 1, where the flow would be singular
+    outer = matrix.triu(1) + torch.diag_embed(limit * torch.tanh(params["diagonal_outer"]))
+    inner = matrix.mT.triu(1) + torch.diag_embed(limit * torch.tanh(params["diagonal_inner"]))
     return outer, inner, params["bias"]
 
 

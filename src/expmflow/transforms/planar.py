@@ -65,8 +65,8 @@ class Planar(Amortizable):
         params = self.params(context)
         u, w, b = params["u"], params["w"], params["b"]
         product, norm = (w * u).sum(1, keepdim=True), (w * w).sum(1, keepdim=True)
-        tiny = torch.finfo(w.dtype).tiny
-        least = torch.where(norm < tiny, 1 + product, F.softplus(product))  # a w of zero leaves u as it is
+        tiny, eps = torch.finfo(w.dtype).tiny, torch.finfo(w.dtype).eps  # a slope below eps could not be inverted
+        least = torch.where(norm < tiny, 1 + product, F.softplus(product).clamp_min(eps))  # a w of 0 leaves u as it is
         return w, u + (least - 1 - product) * w / norm.clamp_min(tiny), b, least
 
 
