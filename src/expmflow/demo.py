@@ -12,17 +12,17 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from expmflow.cli.console import by_step_number, progress, result, say
-from expmflow.cli.errors import INTERRUPTED
+from expmflow.cli.console import by_step_number, progress, result, say, say_error
+from expmflow.cli.errors import FAILED, INTERRUPTED, sentence
 from expmflow.cli.output import save_text, write_whole
 from expmflow.data.drawing.grids import image_grid, save_grid
 from expmflow.distributions import DequantizedFlow, bits_per_dim
@@ -31,8 +31,12 @@ from expmflow.report.html import render
 from expmflow.report.summary import summarise
 from expmflow.runs.evaluation import Trained, open_run
 from expmflow.runs.importance import importance_estimates, results_file
-from expmflow.training.config import Config, parse_config
+from expmflow.training.build import build_data, resolve
+from expmflow.training.checkpoint import CheckpointError, newest_step
+from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.loop import train
+from expmflow.training.randomness import Randomness
+from expmflow.training.run import RunFolder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -78,10 +82,28 @@ def config(model: str, rate: float, steps: int = STEPS) -> Config:
 
 
 def run(model: str, folder: Path, *, rate: float | None = None, steps: int = STEPS) -> Trained:
-    """Train one of the models, with progress."""
+    """Train one of the models, with progress; go on with a run of the same settings."""
+    wanted = config(model, rate or CHOSEN[model], steps)
+    done = _done(wanted, folder)
+    if done < steps:
+        say(f"Going on with {model} in {folder} after step {done}." if done else f"Training {model} for {steps} steps.")
+    else:
+        say(f"{model} in {folder} is trained already, for {done} steps.")
     with progress(model, steps) as advance:
-        train(config(model, rate or CHOSEN[model], steps), folder, on_step=by_step_number(advance))
+        train(wanted, folder, on_step=by_step_number(advance))
     return open_run(folder)
+
+
+def _done(wanted: Config, folder: Path) -> int:
+    """The steps of a run of these settings; one of others, as of an earlier version, is set aside."""
+    run, data = RunFolder(folder), build_data(wanted.data, Randomness(wanted.train.seed))
+    try:
+        run.check(resolve(wanted, data), data)
+    except (ConfigError, CheckpointError):
+        aside = next(place for k in count(1) if not (place := folder.with_name(f"{folder.name}-before-{k}")).exists())
+        folder.rename(aside)
+        say(f"The run in {folder} began with other settings: it is in {aside} now, and a new one begins.")
+    return newest_step(run.checkpoints)
 
 
 def evaluate(trained: Trained, seconds: float, samples: int = IMPORTANCE_SAMPLES) -> Outcome:
@@ -101,6 +123,15 @@ def round_trip(trained: Trained, n: int = 64) -> float:
     flow = cast(DequantizedFlow, trained.model).flow
     z = flow.base.rsample(n, noise=torch.randn(n, *trained.event_shape, generator=torch.Generator().manual_seed(0)))
     return float((flow.encode(flow.decode(z)) - z).abs().max())
+
+
+def training_seconds(trained: Trained) -> float:
+    """Of all steps, those of earlier sittings too."""
+    seconds, last = 0.0, 0
+    for record in trained.folder.read_metrics():
+        if "seconds_per_step" in record:
+            seconds, last = seconds + (record["step"] - last) * record["seconds_per_step"], record["step"]
+    return seconds
 
 
 def samples_grid(opened: Sequence[Trained]) -> Image:
@@ -151,30 +182,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.out.exists() and not given.out.is_dir():
         parser.error(f"Expected --out to be a folder; got the file {given.out}.")
-    if given.choose_rates:
-        choose_rates(given.out)
-        return 0
     try:
-        return _compare(given.out, given.steps, given.importance_samples)
+        if given.choose_rates:
+            choose_rates(given.out)
+        else:
+            _compare(given.out, given.steps, given.importance_samples)
     except KeyboardInterrupt:
         say("Interrupted: the same command goes on where this one was.")
         return INTERRUPTED
+    except Exception as error:
+        text = sentence(error)
+        if text is None:
+            raise
+        say_error(text)
+        return FAILED
+    return 0
 
 
-def _compare(out: Path, steps: int, samples: int) -> int:
+def _compare(out: Path, steps: int, samples: int) -> None:
     """Train, test, and say which is ahead."""
     outcomes, opened = {}, []
     for model in MODELS:
-        started = time.perf_counter()
         trained = run(model, out / model, steps=steps)
-        outcomes[model] = evaluate(trained, time.perf_counter() - started, samples)
+        outcomes[model] = evaluate(trained, training_seconds(trained), samples)
         opened.append(trained)
     grid = samples_grid(opened)
     write_whole(out / "samples.png", lambda temporary: save_grid(grid, temporary))
     save_text(out / "report.html", render([summarise(trained) for trained in opened]))
     result(comparison(outcomes))
     say(f"report in {out / 'report.html'}; test digits, then samples of each, in {out / 'samples.png'}")
-    return 0
 
 
 def _count(text: str) -> int:

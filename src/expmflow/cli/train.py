@@ -31,7 +31,7 @@ from expmflow.runs.evaluation import open_run
 from expmflow.runs.reference import keep, measure, measured_count
 from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_data, resolve
-from expmflow.training.checkpoint import CheckpointError, list_checkpoints
+from expmflow.training.checkpoint import CheckpointError, newest_step
 from expmflow.training.config import Config, ConfigError, load_config, presets
 from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
@@ -82,7 +82,7 @@ def train(
     with reading() as loading:
         data = build_data(config.data, Randomness(config.train.seed), loading)
     config = resolve(config, data)
-    before = _newest_step(run)
+    before = newest_step(run.checkpoints)
     say(f"{'Resuming the run in' if before else 'Writing to'} {folder}")
     try:
         with watching(config, run, before, KINDS[data.kind].unit(data.event_shape)) as (report, on_step):
@@ -97,7 +97,7 @@ def train(
                 data=data,
             )
     except KeyboardInterrupt:
-        step = _newest_step(run)
+        step = newest_step(run.checkpoints)
         on = f"saved at step {step} in {folder}. To go on: expmflow train --resume {folder}"
         say(f"Interrupted: {on}" if step else "Interrupted: nothing to save yet.")
         raise typer.Exit(INTERRUPTED) from None
@@ -162,7 +162,7 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
         say(f"No picture of samples: {error}")
     values = [r.get("validation_nll", math.nan) for r in records]
     best = min((value for value in values if math.isfinite(value)), default=math.nan)
-    step = max((r["step"] for r in records), default=_newest_step(run))
+    step = max((r["step"] for r in records), default=newest_step(run.checkpoints))
     skipped, lost = (max((r.get(k, 0) for r in records), default=0) for k in ("skipped", "nonfinite_validations"))
     patience = trained.config.train.patience
     early = step < trained.config.train.steps and patience is not None
@@ -185,9 +185,3 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
 
 def _best_step(records: list[dict[str, Any]]) -> int:
     return max((r["step"] for r in records if r.get("best")), default=0)
-
-
-def _newest_step(run: RunFolder) -> int:
-    """The step of the newest checkpoint, 0 if there is none."""
-    known = list_checkpoints(run.checkpoints)
-    return int(known[0].name.removeprefix("step-")) if known else 0

@@ -94,6 +94,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(step, tensors, state)
 
 
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in a folder, 0 if there is none."""
+    known = list_checkpoints(folder)
+    return _step(known[0]) if known else 0
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first; temporary ones, and copies under other names, are not among them."""
     found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
