@@ -189,6 +189,16 @@ class TestSamplesPerRow:
         assert made.sample(3, (graphs[0], mask), per_row=2).shape == (3, 2, 4, 2)
         assert made.sample(3, graphs, per_row=2).shape == (3, 2, 4, 2)
 
+    @pytest.mark.parametrize("rows", [3, 4])
+    def test_a_graph_that_all_rows_share_stays_one(self, rows):
+        """Also if there are as many rows as nodes."""
+        made = ef.Flow(T.GraphConvExp(2), D.NodeNormal((4, 2))).double().eval()
+        graph, mask = torch.ones(4, 4, dtype=F64) - torch.eye(4), torch.ones(rows, 4, dtype=torch.bool)
+        x = draw("nodes", rows, 4, 2)
+        for context in (graph, (graph, mask), (None, mask), graph.expand(rows, 4, 4)):
+            assert made.sample(rows, context, per_row=2).shape == (rows, 2, 4, 2)
+            torch.testing.assert_close(made.elbo(x, context, samples=3), made.log_prob(x, context))
+
     def test_wrong_numbers(self):
         with pytest.raises(ValueError, match=r"Expected a context of 3 rows; got one of shape \(4, 3\)\."):
             self.flow().sample(3, draw("rows", 4, 3), per_row=2)

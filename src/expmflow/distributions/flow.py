@@ -108,7 +108,7 @@ class Flow(Density):
         if per_row is not None:
             expect_count(n, "the number of rows", at_least=0)
             expect_count(per_row, "per_row")
-            rows = repeat_context(context, n, per_row)
+            rows = repeat_context(context, n, per_row, axes=len(self.event_shape))
             drawn = self.rsample(n * per_row, rows, temperature=temperature, noise=noise)
             return drawn.unflatten(0, (n, per_row))
         z = self.base.rsample(n, *self._told(context), temperature=temperature, noise=lone_noise(noise))

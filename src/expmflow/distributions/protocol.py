@@ -182,7 +182,7 @@ class Density(nn.Module, ABC):
         """`(samples, batch)` results of independent noises, without gradients; `chunk` copies of a row at a time."""
 
         def sample(count: int) -> Tensor:
-            rows = repeat_context(context, x.shape[0], count) if _per_row(context, x) else context
+            rows = repeat_context(context, x.shape[0], count, axes=x.ndim - 1) if _per_row(context, x) else context
             return self(x.repeat_interleave(count, 0), rows).reshape(-1, count).T
 
         return estimate_log_weights(sample, samples, chunk=chunk)
@@ -229,24 +229,28 @@ def lone_noise(noise: Noise) -> Tensor | None:
     return noise[0]
 
 
-def repeat_context(context: Any, rows: int, times: int) -> Any:
+def repeat_context(context: Any, rows: int, times: int, *, axes: int) -> Any:
     """Each row of a context `times` times, one after the other; a graph `(N, N)` that all rows share stays one.
 
-    Of a pair `(adjacency, mask)` both are repeated that have a row for each of `rows`.
+    Of a pair `(adjacency, mask)` the mask has a row for each of `rows`. Events of graphs have two `axes`, nodes and
+    features: there a square matrix is a graph.
     """
     if isinstance(context, tuple):
         graph, *masks = context
-        shared = graph is None or graph.ndim < 3
-        return (
-            graph if shared else repeat_context(graph, rows, times),
-            *(repeat_context(m, rows, times) for m in masks),
-        )
-    if context is None:
-        return None
+        return repeat_context(graph, rows, times, axes=2), *(repeat_context(m, rows, times, axes=1) for m in masks)
+    if context is None or _is_shared_graph(context, axes):
+        return context
     got = f"one of shape {tuple(context.shape)}" if isinstance(context, Tensor) else type(context).__name__
     expect(isinstance(context, Tensor) and context.shape[:1] == (rows,), f"a context of {rows} rows", got)
     return context.repeat_interleave(times, 0)
 
 
+def _is_shared_graph(context: Any, axes: int) -> bool:
+    square = isinstance(context, Tensor) and context.ndim == 2 and context.shape[0] == context.shape[1]
+    return square and axes == 2
+
+
 def _per_row(context: Any, x: Tensor) -> bool:
+    if isinstance(context, tuple):  # a graph and its mask
+        return True
     return isinstance(context, Tensor) and context.ndim > 0 and context.shape[0] == x.shape[0]
