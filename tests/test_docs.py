@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from expmflow import transforms as T
-from expmflow.training.config import MODELS, DataConfig, OptimConfig, TrainConfig
+from expmflow.training.config import DataConfig, OptimConfig, TrainConfig
+from expmflow.training.model_config import MODELS
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(page for page in DOCS.glob("*.md") if "```python" in page.read_text())

@@ -20,7 +20,7 @@ from expmflow.runs.composed import FLOW
 from expmflow.runs.recipes import DISTRIBUTIONS, describe, rebuild
 from expmflow.training.checkpoint import CheckpointError
 from expmflow.training.files import write_json
-from expmflow.training.run import CHECKSUM
+from expmflow.training.weights import CHECKSUM
 from transform_cases import CASES
 from transform_registry import draw, points, randomise
 

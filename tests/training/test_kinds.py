@@ -13,10 +13,11 @@ from expmflow.data.graphs import MIXTURES
 from expmflow.runs.pretrained import load
 from expmflow.training.build import build_model, resolve
 from expmflow.training.checkpoint import newest_checkpoint
-from expmflow.training.config import MODELS, Config, ConfigError, parse_config
+from expmflow.training.config import Config, ConfigError, parse_config
 from expmflow.training.distributed import Processes
 from expmflow.training.job import Run
 from expmflow.training.loop import train
+from expmflow.training.model_config import MODELS
 from expmflow.training.run import RunFolder
 
 LEVELS, CLASSES = 17, 3

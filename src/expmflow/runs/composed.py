@@ -16,7 +16,8 @@ from expmflow.distributions import Density
 from expmflow.runs.recipes import Description, describe, rebuild
 from expmflow.training.checkpoint import CheckpointError, check_format
 from expmflow.training.files import read_json, write_json
-from expmflow.training.run import CHECKSUM, RunFolder, read_metadata, read_tensors, save_weights
+from expmflow.training.run import RunFolder
+from expmflow.training.weights import CHECKSUM, read_metadata, read_tensors, save_weights
 
 FORMAT_VERSION = 1
 FLOW = "flow.json"

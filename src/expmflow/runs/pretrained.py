@@ -12,15 +12,8 @@ from expmflow.runs.composed import is_composed, load_composed
 from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_model
 from expmflow.training.config import Config, ConfigError
-from expmflow.training.run import (
-    CHECKSUM,
-    RunFolder,
-    load_weights,
-    read_metadata,
-    read_tensors,
-    save_config,
-    save_weights,
-)
+from expmflow.training.run import RunFolder, save_config
+from expmflow.training.weights import CHECKSUM, load_weights, read_metadata, read_tensors, save_weights
 
 
 def load(folder: str | Path) -> Density:

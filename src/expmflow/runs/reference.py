@@ -20,7 +20,7 @@ from expmflow.data.drawing.grids import class_columns
 from expmflow.runs.evaluation import Advance, Trained
 from expmflow.training.checkpoint import CheckpointError
 from expmflow.training.files import parse_json
-from expmflow.training.run import CHECKSUM, read_metadata, read_tensors, save_weights
+from expmflow.training.weights import CHECKSUM, read_metadata, read_tensors, save_weights
 
 PARTS = ("train", "validation", "test")
 FORMAT = "1"

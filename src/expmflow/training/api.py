@@ -16,8 +16,9 @@ from expmflow._validation import expect, expect_finite, expect_one_of, expect_ty
 from expmflow.data import Dataset, split
 from expmflow.data.kinds import KINDS
 from expmflow.distributions import Density
-from expmflow.training.config import Config, GivenModelConfig, OptimConfig, parse_config
+from expmflow.training.config import Config, OptimConfig, parse_config
 from expmflow.training.loop import train as train_run
+from expmflow.training.model_config import GivenModelConfig
 from expmflow.training.randomness import Randomness
 from expmflow.training.sections import GIVEN
 

@@ -6,36 +6,22 @@ import difflib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from expmflow.data import Dataset
 from expmflow.data.kinds import sources
-from expmflow.distributions import Density, Flow, StructuredFlow
-from expmflow.models import dense_flow, graph_flow, image_flow, table_flow
-from expmflow.models.graph import GraphNetworks
-from expmflow.models.image import BaseKind, Dequantization, Start
-from expmflow.models.mixing import Mixing
-from expmflow.models.subflows import CouplingNetwork, SubflowName
-from expmflow.training.defaults import default_components, default_hidden, default_jitter, default_weight_decay
 from expmflow.training.files import read_text
+from expmflow.training.model_config import MODELS, DenseModelConfig, ModelConfig
 from expmflow.training.sections import (
     GIVEN,
     ConfigError,
-    Depth,
     Fraction,
-    ModelSection,
     Positive,
     Section,
-    VectorSection,
-    Width,
 )
-from expmflow.training.vae_config import VAEModelConfig, VectorVAEModelConfig
 
-MOST_LEVELS = 30  # 2³⁰ points a side
-LARGEST_COEFF = 80.0  # e⁸⁸ is beyond float32
 LARGEST_TEXT = 2**20  # bytes of a config file
 DEEPEST_TEXT = 50  # sections and lists within each other
 
@@ -75,144 +61,6 @@ class DataConfig(Section):
         if name not in known and name != GIVEN:
             raise PydanticCustomError("unknown_data", f"input should be one of {', '.join(known)}")
         return name
-
-
-class DenseModelConfig(VectorSection):
-    """A flow on vectors: blocks of ActNorm, LinearExp, DenseSylvester and an affine coupling."""
-
-    kind: Literal["dense"] = "dense"
-    blocks: Depth = Field(4, description="how many")
-    hidden: Width = Field(64, description="features inside the networks")
-    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
-    coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
-
-    def build_flow(self, features: int) -> Flow:
-        return dense_flow(features, **self.model_dump(exclude={"kind", "integers"}))
-
-
-class TableModelConfig(VectorSection):
-    """A flow on vectors: autoregressive splines, whitening, LinearExp, autoregressive mixtures."""
-
-    kind: Literal["table"] = "table"
-    blocks: Depth = Field(1, description="how many of these")
-    hidden: Width | None = Field(None, description="features inside the networks; by the number of rows if not given")
-    components: Width | None = Field(None, description="of splines and mixtures; by the number of rows if not given")
-    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
-
-    def resolved(self, data: Dataset) -> Self:
-        sizes = {"hidden": default_hidden(len(data.train)), "components": default_components(len(data.train))}
-        return super().resolved(data).filled(**sizes)
-
-    def defaults(self, rows: int) -> Mapping[str, Mapping[str, Any]]:
-        return {"data": {"jitter": default_jitter(rows)}, "optim": {"weight_decay": default_weight_decay(rows)}}
-
-    def build_flow(self, features: int) -> Flow:
-        return table_flow(features, **self.model_dump(exclude={"kind", "integers"}, exclude_none=True))
-
-
-class ImageModelConfig(ModelSection):
-    """A flow on images: levels of subflows, of which half of the channels leave between levels."""
-
-    kind: Literal["image"] = "image"
-    subflow: SubflowName = Field("sylvester", description="what a subflow is made of")
-    mixing: Mixing = Field("1x1", description="the linear layer beside each coupling")
-    levels: int = Field(2, ge=1, le=MOST_LEVELS, description="each halves height and width")
-    subflows: Depth = Field(4, description="in each level")
-    growth: Width = Field(32, description="channels that each layer of a coupling's DenseNet adds")
-    depth: Depth = Field(2, description="layers of a coupling's DenseNet")
-    width: Width | None = Field(None, description="channels of a coupling's DenseNet; growth if not given")
-    gated: bool = Field(True, description="whether DenseNets end with a gate")
-    hidden: Width = Field(96, description="channels inside a Sylvester layer or a residual block")
-    lipschitz: float | None = Field(None, gt=0, description="the norm of convolutions in Sylvester layers; any if none")
-    coupling_network: CouplingNetwork = Field("dense", description="a DenseNet, or three convolutions (conv)")
-    actnorm: bool = Field(True, description="an ActNorm before each subflow")
-    start: Start = Field("averages", description="of the first mixing layer of each level; or a random rotation")
-    mixing_first: bool = Field(True, description="later levels begin with a mixing layer too")
-    mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
-    base: BaseKind = Field("gaussian", description="fixed or learned means and deviations, of entries or channels")
-    dequantization: Dequantization = Field("uniform", description="the noise that fills the gaps between grey levels")
-    dequantization_subflows: Depth = Field(4, description="of variational dequantization")
-    dequantization_growth: Width = Field(32, description="of the DenseNets of variational-dense dequantization")
-    dequantization_depth: Depth = Field(4, description="of the same")
-    conditional: bool = Field(False, description="learn a density for each class of the data")
-    grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
-    classes: Width | None = Field(None, description="filled in from the data, if conditional")
-
-    def resolved(self, data: Dataset) -> Self:
-        levels = self.grey_levels if data.levels is None else data.levels
-        known = {"grey_levels": levels, "classes": data.classes if self.conditional else None}
-        if self.conditional and not data.classes:
-            raise ConfigError("Expected data with classes for model.conditional=true; got none.")
-        if self.classes is not None and not self.conditional:
-            raise ConfigError("Expected model.conditional=true for model.classes; got false.")
-        for key, value in known.items():
-            given = getattr(self, key)
-            if given not in (None, value):
-                raise ConfigError(f"Expected model.{key}={value}, as the data has; got {given}.")
-        return self.model_copy(update=known)
-
-    def build(self, event_shape: tuple[int, ...]) -> Density:
-        settings = self.model_dump(exclude={"kind"})
-        return image_flow(event_shape, **{**settings, "grey_levels": self.grey_levels or 256})
-
-
-class GraphModelConfig(ModelSection):
-    """A flow on the node features of graphs: subflows of ActNorm, 1×1 and couplings."""
-
-    kind: Literal["graph"] = "graph"
-    network: GraphNetworks = Field("gnf-exp", description="one of the paper's three models, or the better one")
-    subflows: Depth = Field(3, description="how many")
-    hidden: Width = Field(64, description="features inside the networks")
-    edges: bool | None = Field(None, description="whether graphs have edges of their own, filled in from the data")
-
-    def resolved(self, data: Dataset) -> Self:
-        if data.has_edges and self.network not in ("gnf", "gnf-exp"):
-            raise ConfigError(f"Expected model.network=gnf or gnf-exp for graphs with edges; got {self.network}.")
-        return self.model_copy(update={"edges": data.has_edges or None})
-
-    def build(self, event_shape: tuple[int, ...]) -> Density:
-        settings = self.model_dump(exclude={"kind", "edges"})
-        nodes, entries = event_shape
-        if not self.edges:
-            return graph_flow(nodes, entries, **settings)
-        return StructuredFlow(graph_flow(nodes, entries - nodes - 1, **settings))
-
-
-class GivenModelConfig(ModelSection):
-    """A model that `expmflow.train` was given: no config describes it, so none can build it."""
-
-    kind: Literal["given"] = "given"
-    classes: Width | None = None
-
-    def build(self, event_shape: tuple[int, ...]) -> Density:
-        raise ConfigError(
-            "Expected a model that a config describes; got a run of one that was given to expmflow.train: build it "
-            "again, and go on by expmflow.train(model, data, folder=…), with the same data and settings."
-        )
-
-
-def _kind(model: Any) -> Any:
-    return model.get("kind", "dense") if isinstance(model, Mapping) else getattr(model, "kind", None)
-
-
-MODELS: dict[str, type[ModelSection]] = {
-    "dense": DenseModelConfig,
-    "table": TableModelConfig,
-    "image": ImageModelConfig,
-    "graph": GraphModelConfig,
-    "vae": VAEModelConfig,
-    "vector-vae": VectorVAEModelConfig,
-}
-ModelConfig = Annotated[
-    Annotated[DenseModelConfig, Tag("dense")]
-    | Annotated[TableModelConfig, Tag("table")]
-    | Annotated[ImageModelConfig, Tag("image")]
-    | Annotated[GraphModelConfig, Tag("graph")]
-    | Annotated[VAEModelConfig, Tag("vae")]
-    | Annotated[VectorVAEModelConfig, Tag("vector-vae")]
-    | Annotated[GivenModelConfig, Tag("given")],
-    Discriminator(_kind),
-]
 
 
 class OptimConfig(Section):

@@ -30,10 +30,11 @@ from expmflow.training.job import OnSamples, OnStep, Report, Run
 from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import Average, build_optimizer, gradient_norm, kl_weight, learning_rate
 from expmflow.training.randomness import Randomness
-from expmflow.training.run import RunFolder, load_weights
+from expmflow.training.run import RunFolder
 from expmflow.training.sampling import draw
 from expmflow.training.state import State, evaluation_model
 from expmflow.training.validation import TrainingError, stopped, validate
+from expmflow.training.weights import load_weights
 
 log = logging.getLogger(__name__)
 

@@ -16,20 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from expmflow.data import Dataset
 from expmflow.data.kinds import KINDS, Kind, kind_of_source
 from expmflow.data.paths import expand_home
 from expmflow.training.checkpoint import CheckpointError, check_format
 from expmflow.training.config import Config, ConfigError, parse_config
-from expmflow.training.files import flush_directory, parse_json, read_json, write_json, write_tensors, write_text
+from expmflow.training.files import parse_json, read_json, write_json, write_text
+from expmflow.training.weights import save_weights
 
 RUN_FORMAT_VERSION = 1
-CHECKSUM = "sha256"
 MODEL_CHECKSUM = "model_sha256"
 DATA_CHECKSUM = "data_sha256"
 LONGEST_LINE = 2**16  # characters of a record of metrics
@@ -247,48 +244,6 @@ def _read_values(path: Path) -> dict[str, Any]:
     return values
 
 
-def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Replace a safetensors file whole; it carries the checksum of its own tensors."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    kept = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
-    write_tensors(temporary, kept, metadata={**(metadata or {}), CHECKSUM: _checksum(kept)})
-    os.replace(temporary, path)
-    flush_directory(path.parent)
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The words beside the tensors of a safetensors file."""
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"Expected weights in {path}; got no regular file.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"Expected weights in {path}; got: {error}.") from None
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """What `save_weights` wrote, held against its checksum; other safetensors files have none."""
-    expected = read_metadata(path).get(CHECKSUM)
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"Expected weights in {path}; got: {error}.") from None
-    if expected is not None and expected != _checksum(tensors):
-        raise CheckpointError(f"Expected the weights in {path} to have the checksum beside them; got another.")
-    return tensors
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Put into a model what `save_weights` wrote."""
-    tensors = read_tensors(path)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"Expected the weights in {path} to fit the model; got: {reason:.300}") from None
-
-
 def _model_checksum(config: dict[str, Any], event_shape: Sequence[int]) -> str:
     """Of what the weights need to mean the same; the rest of a config may be edited, as when data moves.
 
@@ -296,15 +251,6 @@ def _model_checksum(config: dict[str, Any], event_shape: Sequence[int]) -> str:
     """
     meaning = [config.get("model"), config.get("train", {}).get("precision"), list(event_shape)]
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, kinds and contents."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _trajectory(config: Config) -> dict[str, Any]:
