@@ -174,6 +174,20 @@ def test_conditional_models_are_told_the_classes(conditional: Path):
     assert run_command("evaluate", conditional, "--images", "1", "--importance-samples", "3").code == 0
 
 
+def test_scores_without_classes_are_those_of_the_mixture_of_all(conditional: Path, here: Path):
+    trained = open_run(conditional)
+    images, labels = trained.data().test[:4], trained.data().labels[2][:4]
+    each = torch.stack([trained.log_likelihoods(images, labels=torch.full((4,), c)) for c in range(10)])
+    whole = trained.log_likelihoods(images)
+    torch.testing.assert_close(whole, each.exp().mean(0).log())
+    assert bool((whole >= trained.log_likelihoods(images, labels=labels) - math.log(10)).all())
+    assert bool((whole <= each.amax(0)).all())
+    np.save("x.npy", images.numpy())
+    scores = csv.DictReader(run_command("score", conditional, "x.npy").out.splitlines())
+    bpd = -whole / (64 * math.log(2))
+    np.testing.assert_allclose([float(row["bpd"]) for row in scores], bpd.numpy(), rtol=1e-6)
+
+
 # --- score -----------------------------------------------------------------------------------------------------------
 
 
