@@ -10,7 +10,7 @@ ROWS = {
     (row["setting"], row["steps"], row["seed"]): row
     for row in json.loads((ROOT / "results/sylvester.json").read_text())["rows"]
 }
-DOCUMENTED = ["shared", "apart", "no-slack", "none", "default"]
+DOCUMENTED = ["shared", "apart", "no-slack", "lipschitz-3", "none", "default"]
 
 
 def cells(row: dict) -> str:
