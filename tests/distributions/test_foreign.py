@@ -177,6 +177,14 @@ class TestSamplesPerRow:
             alone = made.sample(5, context[k : k + 1].expand(5, 3), noise=noise[5 * k : 5 * k + 5])
             torch.testing.assert_close(together[k], alone)
         assert made.rsample(4, context, per_row=2).requires_grad
+        x, log_prob = made.sample_and_log_prob(4, context, per_row=5, noise=noise)
+        torch.testing.assert_close(x, together)
+        torch.testing.assert_close(log_prob[:, 2], made.log_prob(x[:, 2], context))
+
+    def test_of_integers(self):
+        prior = T.AffineCoupling(nn.DenseNet(1, 2, growth=4, depth=1, context_channels=3), 2)
+        made = D.DequantizedFlow(ef.Flow(prior, D.StandardNormal((2, 2, 2))), D.UniformDequantization(), levels=4)
+        assert made.sample(3, torch.zeros(3, 3), per_row=2).shape == (3, 2, 2, 2, 2)
 
     def test_without_a_context_they_are_samples(self):
         made = ef.Flow(T.ActNorm(2), D.StandardNormal((2,)))

@@ -129,9 +129,17 @@ class DequantizedFlow(Density):
         return f"{self.flow.description()}\n{noise}"
 
     @torch.no_grad()
-    def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
-        """Integers `(n, *event)`."""
-        y = self.flow.sample(n, context, temperature=temperature, noise=noise) + 0.5
+    def sample(
+        self,
+        n: int,
+        context: Any = None,
+        *,
+        temperature: float = 1.0,
+        noise: Noise = None,
+        per_row: int | None = None,
+    ) -> Tensor:
+        """Integers `(n, *event)`; with `per_row`, `(n, per_row, *event)`, as of a flow."""
+        y = self.flow.sample(n, context, temperature=temperature, noise=noise, per_row=per_row) + 0.5
         return (y * self.levels).floor().clamp(0, self.levels - 1).to(torch.int64)
 
     def _check(self, x: Tensor) -> None:

@@ -106,16 +106,19 @@ class Flow(Density):
     ) -> Tensor:
         """As `sample`, differentiable."""
         if per_row is not None:
-            expect_count(n, "the number of rows", at_least=0)
-            expect_count(per_row, "per_row")
-            rows = repeat_context(context, n, per_row, axes=len(self.event_shape))
-            drawn = self.rsample(n * per_row, rows, temperature=temperature, noise=noise)
+            drawn = self.rsample(*self._repeated(n, context, per_row), temperature=temperature, noise=noise)
             return drawn.unflatten(0, (n, per_row))
         z = self.base.rsample(n, *self._told(context), temperature=temperature, noise=lone_noise(noise))
         return self.decode(z, context)
 
-    def sample_and_log_prob(self, n: int, context: Any = None, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Samples and their log-likelihoods in one pass; differentiable."""
+    def sample_and_log_prob(
+        self, n: int, context: Any = None, *, noise: Tensor | None = None, per_row: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Samples and their log-likelihoods in one pass; differentiable. With `per_row`, both begin `(n, per_row)`."""
+        if per_row is not None:
+            drawn = self.sample_and_log_prob(*self._repeated(n, context, per_row), noise=noise)
+            x, log_prob = (part.unflatten(0, (n, per_row)) for part in drawn)
+            return x, log_prob
         z = self.base.rsample(n, *self._told(context), noise=noise)
         x, logdet = self._run(z, context, inverse=True)
         result = self.base.log_prob(z, *self._told(context)) - logdet
@@ -151,6 +154,12 @@ class Flow(Density):
             None if context is None else context.to(like),  # type: ignore[arg-type]
         )
         return f"{table}\nbase: {self.base.description()}\nparameters in all: {count_parameters(self):,}"
+
+    def _repeated(self, n: int, context: Any, per_row: int) -> tuple[int, Any]:
+        """How many samples there are in all, and the context of each."""
+        expect_count(n, "the number of rows", at_least=0)
+        expect_count(per_row, "per_row")
+        return n * per_row, repeat_context(context, n, per_row, axes=len(self.event_shape))
 
     def _told(self, context: Any) -> tuple[Any, ...]:
         """What the base is told of the context, if the flow takes one."""

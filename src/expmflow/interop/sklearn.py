@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from expmflow._validation import expect
@@ -31,6 +31,14 @@ from expmflow.training.loop import train
 from expmflow.training.randomness import Randomness
 from expmflow.training.sampling import draw
 from expmflow.training.sections import GIVEN
+
+try:
+    from sklearn.utils.validation import validate_data
+except ImportError:  # before scikit-learn 1.6
+
+    def validate_data(estimator: Any, X: Any, **settings: Any) -> Any:
+        return estimator._validate_data(X, **settings)
+
 
 ROWS = 4096  # whose likelihoods are computed at a time
 NOISES = 8  # of each row, if it has whole numbers

@@ -50,7 +50,8 @@ def train(
         data: `(rows, *event)`, or a `Dataset` with parts and labels of its own.
         folder: where checkpoints and metrics are kept; nowhere if not given. A second call with the same folder, model,
             data and settings goes on where the first was cut; `steps` may grow. No config describes the model, so
-            `expmflow.load` and the command line cannot build it, and say so.
+            `expmflow.load` and the command line cannot build it, and say so; `expmflow.save` writes the result so that
+            `expmflow.load` can.
         kind: of the rows, if they are a tensor: "vectors", "images", "graphs".
         validation: the part of a tensor's rows that is kept for validation, drawn by the seed.
         device: where to compute.
