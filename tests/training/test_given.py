@@ -155,7 +155,7 @@ def test_integers_are_trained_on_with_noise_that_follows_from_the_seed():
         ({"data": torch.zeros(0, 2)}, "Expected at least two rows"),
         ({"data": torch.tensor([[0.0, float("nan")], [0.0, 1.0]])}, "Expected data to be finite"),
         ({"validation": 1.0}, r"Expected a share of rows for validation from 0 to below 1; got 1\.0"),
-        ({"kind": "sounds"}, "Expected kind to be one of vectors, images"),
+        ({"kind": "sounds"}, "Expected kind to be one of vectors, "),
         ({"kind": "images"}, "Expected images of shape"),
         ({"batch_size": 1000}, "Expected a batch of at most 180 rows"),
     ],

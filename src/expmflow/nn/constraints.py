@@ -99,7 +99,8 @@ class SpectralConstraint(nn.Module):
         Costs an eigenvalue problem of the smaller of both channel counts per frequency, and is meant for convolutions
         with few channels on one side, and for matrices.
         """
-        taps, waves = self._taps(weight), self._waves(weight)
+        exact = weight.to(torch.promote_types(weight.dtype, torch.float32))  # there are no eigenvalues in halves
+        taps, waves = self._taps(exact), self._waves(exact)
         few_inputs = taps.shape[1] <= taps.shape[3]
         grams = _grams(taps, waves.conj()) if few_inputs else _grams(taps.transpose(1, 3), waves)
         if len(grams) > 1:
