@@ -1,5 +1,8 @@
 """The demo compares what it says it compares."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -93,6 +96,19 @@ def test_ctrl_c_is_one_sentence_and_the_same_command_goes_on(
     assert "Training coupling for 3 steps." in said
     assert demo.main([*command[:3], "4", *command[4:]]) == 0
     assert f"Going on with coupling in {tmp_path / 'coupling'} after step 3." in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal")
+def test_ctrl_c_before_anything_is_loaded_is_one_sentence(tmp_path: Path):
+    """torch takes seconds to load; a module in its place waits until the key is pressed."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    source = str(Path(demo.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), source])}
+    command = [sys.executable, "-m", "expmflow.demo", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "Interrupted: nothing was begun yet.\n"
+    assert not (tmp_path / "demo").exists()
 
 
 @pytest.mark.usefixtures("tiny")

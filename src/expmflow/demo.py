@@ -11,12 +11,25 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from expmflow.cli import let_waiting_threads_sleep
+
+if __name__ == "__main__":  # before torch is there, which takes a while
+    let_waiting_threads_sleep()
+
+    def _leave(number: int, frame: object) -> None:
+        os.write(2, b"Interrupted: nothing was begun yet.\n")
+        os._exit(130)
+
+    _before = signal.signal(signal.SIGINT, _leave)
 
 import torch
 from torch import Tensor
@@ -224,4 +237,5 @@ def _with_error(values: Tensor) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _before)
     sys.exit(main())
