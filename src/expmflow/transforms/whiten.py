@@ -30,7 +30,7 @@ class Whiten(DataStart):
     Example:
         >>> x = torch.randn(4096, 2) @ torch.tensor([[2.0, 1.0], [0.0, 0.5]])
         >>> z, logdet = T.Whiten(2)(x)
-        >>> bool((torch.cov(z.T) - torch.eye(2)).abs().max() < 0.05)
+        >>> bool((torch.cov(z.T) - torch.eye(2)).abs().max() < 0.02)  # what shrinking leaves
         True
     """
 
