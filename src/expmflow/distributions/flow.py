@@ -70,7 +70,7 @@ class Flow(Density):
     def log_prob(self, x: Tensor, context: Any = None) -> Tensor:
         """log p(x | context), `(batch,)`."""
         z, logdet = self._run(x, context, inverse=False)
-        result = self.base.log_prob(z, *self._told(context)) + logdet
+        result = self.base.log_prob(z, *self._for_base(context)) + logdet
         self._check((result,), x, context, inverse=False)
         return result
 
@@ -108,7 +108,7 @@ class Flow(Density):
         if per_row is not None:
             drawn = self.rsample(*self._repeated(n, context, per_row), temperature=temperature, noise=noise)
             return drawn.unflatten(0, (n, per_row))
-        z = self.base.rsample(n, *self._told(context), temperature=temperature, noise=lone_noise(noise))
+        z = self.base.rsample(n, *self._for_base(context), temperature=temperature, noise=lone_noise(noise))
         return self.decode(z, context)
 
     def sample_and_log_prob(
@@ -119,22 +119,22 @@ class Flow(Density):
             drawn = self.sample_and_log_prob(*self._repeated(n, context, per_row), noise=noise)
             x, log_prob = (part.unflatten(0, (n, per_row)) for part in drawn)
             return x, log_prob
-        z = self.base.rsample(n, *self._told(context), noise=noise)
+        z = self.base.rsample(n, *self._for_base(context), noise=noise)
         x, logdet = self._run(z, context, inverse=True)
-        result = self.base.log_prob(z, *self._told(context)) - logdet
+        result = self.base.log_prob(z, *self._for_base(context)) - logdet
         self._check((x, result), z, context, inverse=True)
         return x, result
 
     def encode(self, x: Tensor, context: Any = None) -> Tensor:
         """The noise of x: all of it, factored-out latents included."""
-        self._told(context)
+        self._for_base(context)
         z, _ = self._run(x, context, inverse=False)
         self._check((z,), x, context, inverse=False)
         return z
 
     def decode(self, z: Tensor, context: Any = None) -> Tensor:
         """The data of z."""
-        self._told(context)
+        self._for_base(context)
         x, _ = self._run(z, context, inverse=True)
         self._check((x,), z, context, inverse=True)
         return x
@@ -161,8 +161,8 @@ class Flow(Density):
         expect_count(per_row, "per_row")
         return n * per_row, repeat_context(context, n, per_row, axes=len(self.event_shape))
 
-    def _told(self, context: Any) -> tuple[Any, ...]:
-        """What the base is told of the context, if the flow takes one."""
+    def _for_base(self, context: Any) -> tuple[Any, ...]:
+        """The arguments that the base gets of the context, which is refused if no layer takes one."""
         if context is not None and not torch.compiler.is_compiling():
             if not self._takes_context:  # a layer may have come since
                 self._takes_context = takes_context(self)
