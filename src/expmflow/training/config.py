@@ -31,9 +31,9 @@ __all__ = ["Config", "ConfigError", "load_config", "parse_config", "presets"]
 class DataConfig(Section):
     """Where the samples come from."""
 
-    name: str = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images)")
+    name: str = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images, graphs)")
     path: Path | None = Field(
-        None, description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images)"
+        None, description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images, graphs)"
     )
     dir: Path | None = Field(None, description="where the official files are (mnist, fashion-mnist, cifar10)")
     columns: list[str] | None = Field(None, description="the columns to take, in this order; all if not given (table)")
@@ -41,9 +41,11 @@ class DataConfig(Section):
     separator: str | None = Field(
         None, min_length=1, max_length=1, description="between the entries of a line; found in the file (table)"
     )
-    samples: Positive = Field(10_000, description="how many to draw (moons), or to draw for the test (graphs)")
-    validation: Fraction = Field(0.1, description="the part of the rows kept for validation (moons, table, images)")
-    test: Fraction = Field(0.1, description="the part of the rows kept for the test (moons, table, images)")
+    samples: Positive = Field(
+        10_000, description="how many to draw (moons), or to draw for the test (mixtures on graphs)"
+    )
+    validation: Fraction = Field(0.1, description="the part of the rows kept for validation (moons and own data)")
+    test: Fraction = Field(0.1, description="the part of the rows kept for the test (moons and own data)")
     size: int | None = Field(None, ge=1, le=2**16, description="resize images to this height and width (images)")
     crop: bool = Field(True, description="cut the middle out before resizing, instead of squashing (images)")
     channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
