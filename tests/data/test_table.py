@@ -232,3 +232,11 @@ class TestColumns:
     def test_whole_numbers_are_found(self):
         rows = torch.stack([self.ROWS[:, 0], self.ROWS[:, 1].round(), torch.arange(60.0)], dim=1)
         assert integer_columns(rows) == (1, 2)
+
+
+def test_tables_that_no_machine_holds_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    path.write_text("1,2\n3,4\n")
+    monkeypatch.setattr("expmflow.data.table.LARGEST_TABLE", 5)
+    with pytest.raises(DataError, match="Expected a table of at most 5 bytes; got 8 in"):
+        load_table(path)

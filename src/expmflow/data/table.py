@@ -15,6 +15,7 @@ from torch import Tensor
 
 from expmflow.data.errors import DataError, first_line
 
+LARGEST_TABLE = 2**38  # bytes; no machine holds the numbers of a larger one
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files say that there is no number
 MOST_LISTED = 8  # columns, in a message
 
@@ -62,6 +63,9 @@ def load_table(
         raise DataError(f"Expected a .npy or .csv file; got {path}.")
     if not path.is_file():
         raise DataError(f"Expected the file {path}; got none.")
+    size = path.stat().st_size
+    if size > LARGEST_TABLE:
+        raise DataError(f"Expected a table of at most {LARGEST_TABLE:,} bytes; got {size:,} in {path}.")
     cells, names, lines = readers[suffix](path)
     if cells.ndim != 2 or 0 in cells.shape:
         raise DataError(f"Expected rows and columns in {path}; got shape {cells.shape}.")

@@ -5,7 +5,6 @@ After `expmflow reproduce` it is up to date; `python -m expmflow.experiments.pag
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from expmflow._validation import expect
 from expmflow.experiments.experiment import Comparison
 from expmflow.experiments.registry import EXPERIMENTS
 from expmflow.experiments.table import markdown_table
-from expmflow.training.files import write_text
+from expmflow.training.files import read_json, write_text
 
 BEGIN, END = "<!-- begin numbers -->\n", "<!-- end numbers -->\n"
 HEADER = ["row", "measure", "paper", "ours", "ours − paper"]
@@ -43,7 +42,7 @@ def _sections(results: Path) -> Iterator[str]:
         if not path.exists():
             continue
         experiment.load(path)  # refuses what is no table
-        found = experiment.comparisons(json.loads(path.read_text(encoding="utf-8")))
+        found = experiment.comparisons(read_json(path))
         command = f"`expmflow reproduce {name} --preset {experiment.main}`"
         yield f"### {experiment.of_paper}\n\n{command}; more in [{name}.md]({name}.md).\n"
         yield markdown_table(HEADER, [_line(comparison) for comparison in found])
