@@ -26,7 +26,7 @@ class OwnGraphs:
     names: tuple[str, ...] = ()
 
 
-def read_graphs(path: Path, nodes: int | None = None) -> OwnGraphs:
+def read_graphs(path: Path, nodes: int = 1) -> OwnGraphs:
     """The undirected graphs in a `.npz` file, or in a folder with `nodes.csv` and `edges.csv`.
 
     Nodes may have no edges, and edges may lead from a node to itself; an edge that is listed twice is one edge.
@@ -37,7 +37,7 @@ def read_graphs(path: Path, nodes: int | None = None) -> OwnGraphs:
 
     Args:
         path: the file or the folder.
-        nodes: N; that of the largest graph if not given.
+        nodes: N is at least this, and the size of the largest graph.
     """
     if path.is_dir():
         x, edges, sizes, names = _tables(path)
@@ -49,11 +49,10 @@ def read_graphs(path: Path, nodes: int | None = None) -> OwnGraphs:
     if x.shape[1] < 2:
         raise DataError(f"Expected at least two features of each node in {path}; got {x.shape[1]}.")
     largest = int(sizes.max())
-    if nodes is not None and largest > nodes:
-        raise DataError(f"Expected graphs of at most {nodes} nodes in {path}, as the run has; got one of {largest}.")
-    if len(sizes) * (nodes or largest) ** 2 > MOST_ENTRIES:
+    most = max(nodes, largest)
+    if len(sizes) * most**2 > MOST_ENTRIES:
         raise DataError(f"Expected graphs in {path} that fit in memory; got {len(sizes)} of up to {largest} nodes.")
-    return OwnGraphs(_padded(x, edges, sizes, nodes or largest), names)
+    return OwnGraphs(_padded(x, edges, sizes, most), names)
 
 
 def holds_graphs(path: Path) -> bool:

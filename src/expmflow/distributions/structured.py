@@ -17,7 +17,7 @@ class StructuredFlow(Density):
     """p(features | graph) for rows that hold both: `(N, F + N + 1)`, features of nodes, A, and which nodes are real.
 
     The graph is given, not modelled: a likelihood is that of the features, and samples have the graphs of training
-    rows, chosen at random. Graphs with fewer than N nodes are padded with zeros.
+    rows, chosen at random. Graphs with fewer than N nodes are padded with zeros; likelihoods are for any N.
 
     Args:
         flow: a density of node features `(N, F)`, whose context is a pair `(adjacency, mask)`.
@@ -55,7 +55,8 @@ class StructuredFlow(Density):
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
         """log p of the features, given the graphs, `(batch,)`."""
         shape = tuple(x.shape[1:])
-        expect(shape == self.event_shape, f"rows of features, adjacency and mask {self.event_shape}", shape)
+        fits = len(shape) == 2 and shape[1] == self.features + shape[0] + 1
+        expect(fits, f"rows of features, adjacency and mask, (N, {self.features} + N + 1)", shape)
         expect(noise is None or len(noise) == 0, "no noise for the likelihood of a flow", "some")
         return self.flow.log_prob(x[..., : self.features], self._graph(x[..., self.features :]))
 

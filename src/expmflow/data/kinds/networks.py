@@ -60,12 +60,18 @@ class Networks(Kind):
         return (NATS,)
 
     def read(self, files: Sequence[Path], layout: Layout, *, fit: bool, progress: Progress | None) -> Rows:
-        parts = [read_graphs(file, layout.event_shape[0]).rows for file in files]
+        """Graphs may have more nodes than those of the run; all are padded to the largest."""
+        nodes, width = layout.event_shape
+        parts = [read_graphs(file, nodes).rows for file in files]
         for file, part in zip(files, parts, strict=True):
-            if tuple(part.shape[1:]) != layout.event_shape:
-                features = layout.event_shape[1] - layout.event_shape[0] - 1
-                given = part.shape[2] - part.shape[1] - 1
-                raise DataError(f"Expected {features} features of each node in {file}, as the run has; got {given}.")
+            expected, given = width - nodes - 1, part.shape[2] - part.shape[1] - 1
+            if given != expected:
+                raise DataError(f"Expected {expected} features of each node in {file}, as the run has; got {given}.")
+        most = max(part.shape[1] for part in parts)
+        parts = [
+            part if part.shape[1] == most else read_graphs(file, most).rows
+            for file, part in zip(files, parts, strict=True)
+        ]
         return Rows.of_files(files, parts)
 
     def own_source(self, path: Path) -> str | None:
