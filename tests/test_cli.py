@@ -270,7 +270,7 @@ def test_data_describes_names_and_files(tmp_path: Path):
         (("train", "moons", "--device", "abacus"), 1, "Expected a device such as cpu or cuda; got 'abacus'."),
         (("train", "moons", "train.batch_size=99999"), 1, "Expected a batch of at most 8000 rows"),
         (("train", "moons", "--init-from", "nowhere"), 1, "Expected a run in nowhere; got no such folder."),
-        (("sample", "RUN", "--out", "x.txt"), 1, "Expected a .npy, .csv or .png file; got x.txt."),
+        (("sample", "RUN", "--out", "x.txt"), 1, "Expected a .npy, .npz, .csv or .png file; got x.txt."),
         (("sample", "RUN", "-n", "0"), 1, "Expected the number of samples of at least 1; got 0."),
         (("sample", "RUN", "--temperature", "nan"), 1, "Expected a positive temperature; got nan."),
         (("score", "RUN", "three.csv"), 1, "Expected 2 columns in three.csv, as the run has; got 3."),
