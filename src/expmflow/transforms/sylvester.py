@@ -81,6 +81,7 @@ class GeneralizedSylvester(Transform):
             residual, _ = self.basis.inverse(value, context)
         return z - residual, -torch.log1p(diagonal).flatten(1).sum(1)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how often it goes round depends on the numbers
     def _solve(self, v: Tensor, context: Any) -> Tensor:
         """u with u + f(u) = v; the gradient, where one is wanted, does not pass through the iterations."""
         cut = context_cutter(self.inner, context, v.shape[0])
