@@ -60,6 +60,7 @@ VECTORS: dict[str, Callable[[int], T.Transform]] = {  # from features
     "MaskedAutoregressive, spline": lambda d: T.MaskedAutoregressive(d, HIDDEN, transformer="spline"),
     "InverseAutoregressive": lambda d: T.InverseAutoregressive(d, HIDDEN),
     "Planar": lambda d: T.Planar(d),
+    "Whiten": lambda d: T.Whiten(d),
     "OrthogonalSylvester": lambda d: T.OrthogonalSylvester(d, vectors=d // 4),
     "HouseholderSylvester": lambda d: T.HouseholderSylvester(d, reflections=8),
     "TriangularSylvester": lambda d: T.TriangularSylvester(d),
