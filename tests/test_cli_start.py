@@ -59,7 +59,8 @@ def test_public_names_are_there_when_asked_for():
 
 
 def test_waiting_threads_sleep_unless_somebody_says_otherwise():
-    code = "import os, expmflow.cli as cli; cli.let_waiting_threads_sleep(); print(os.environ['OMP_WAIT_POLICY'])"
-    assert python(code, OMP_WAIT_POLICY="ACTIVE").strip() == "ACTIVE"
-    code = "import os; os.environ.pop('OMP_WAIT_POLICY', None)\n" + code.replace("import os, ", "import ")
-    assert python(code).strip() == "PASSIVE"
+    names = "('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')"
+    show = f"cli.let_waiting_threads_sleep(); print(*map(os.environ.get, {names}))"
+    assert python(f"import os, expmflow.cli as cli; {show}", OMP_WAIT_POLICY="ACTIVE").split()[0] == "ACTIVE"
+    clear = f"[os.environ.pop(name, None) for name in {names}]"
+    assert python(f"import os, expmflow.cli as cli; {clear}; {show}").split() == ["None", "100000"]
