@@ -1,4 +1,4 @@
-"""Anti-diagonal by anti-diagonal: the inverse of a corner convolution, its adjoint and its derivatives."""
+"""Anti-diagonal by anti-diagonal, by points and by tiles: inverses of corner convolutions, adjoints, derivatives."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from expmflow.numerics.wavefront import corner_solve
+from expmflow.numerics import wavefront
+from expmflow.numerics.wavefront import CornerSystem, corner_solve, solve_corners, solve_tiled, tile_corners
 from transform_registry import draw
 
 F64 = torch.float64
-SIZES = [(2, 4, 3), (3, 2, 5), (1, 1, 4), (2, 5, 1), (2, 1, 1), (12, 6, 6)]
+SIZES = [(2, 4, 3), (3, 2, 5), (1, 1, 4), (2, 5, 1), (2, 1, 1), (12, 6, 6), (1, 9, 6), (3, 4, 8)]
 CORNERS = [(2, 2), (3, 3), (1, 3), (4, 2), (1, 1)]
 
 
@@ -90,6 +91,73 @@ def test_torch_func():
     found = torch.func.vmap(torch.func.grad(total), (None, 0))(taps, v)
     expected = torch.stack([torch.func.grad(total)(taps, x) for x in v])
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("corner", CORNERS, ids=str)
+@pytest.mark.parametrize("event", [(2, 12, 12), (2, 12, 24), (2, 24, 12)], ids=str)
+def test_tiles_of_any_size_give_the_same(event, corner, side, monkeypatch):
+    """Two systems in opposite directions, with a centre and a bias: also what one leaves at the border of the other."""
+    systems, v = two_systems(event, corner)
+    monkeypatch.setattr(wavefront, "KEPT_TILE", event[0] * side**2)
+    tiled = tile_corners(systems, event)
+    assert tiled.side == side
+    x = solve_tiled(tiled, v)
+    for system in reversed(systems):
+        taps = system.inverse @ system.taps
+        x = torch.einsum("oi,bihw->bohw", system.inverse.inverse(), convolve(taps, x, system.reverse))
+        x = x + system.bias[:, None, None]
+    torch.testing.assert_close(x, v, rtol=0, atol=1e-11)
+
+
+def two_systems(event, corner):
+    channels = event[0]
+    systems = []
+    for reverse in (True, False):
+        taps = 0.2 * draw(f"taps {event} {corner} {reverse}", *corner, channels, channels)
+        taps[0, 0] += 2 * torch.eye(channels, dtype=F64)
+        systems.append(CornerSystem(taps, taps[0, 0].inverse(), draw(f"bias {reverse}", channels), reverse))
+    return systems, draw(f"v {event}", 3, *event)
+
+
+@pytest.mark.parametrize("event", [*SIZES, (48, 4, 4), (3, 16, 16)], ids=str)
+def test_with_and_without_gradients_agree(event):
+    systems, v = two_systems(event, (2, 2))
+    tiled = tile_corners(systems, event)
+    torch.testing.assert_close(solve_tiled(tiled, v), solve_corners(systems, v), rtol=0, atol=1e-11)
+    assert solve_tiled(tiled, v[:0]).shape == (0, *event)
+
+
+@pytest.mark.parametrize("event", [(12, 16, 16), (3, 32, 32), (24, 8, 8)], ids=str)
+def test_tiles_lose_no_more_digits_than_points(event, monkeypatch):
+    systems, v = two_systems(event, (2, 2))
+    exact = solve_tiled(tile_corners(systems, event), v)
+    single = [CornerSystem(*(x.float() for x in system[:3]), system.reverse) for system in systems]
+
+    def error():
+        found = solve_tiled(tile_corners(single, event), v.float())
+        return float((found - exact).norm() / exact.norm())
+
+    tiles = error()
+    monkeypatch.setattr(wavefront, "KEPT_TILE", 1)
+    assert tiles < 2 * error()
+
+
+def test_narrow_images_take_the_memory_of_narrow_images(monkeypatch):
+    """Whichever side is the long one."""
+    sizes = []
+    original = torch.Tensor.new_zeros
+
+    def count(self, *shape, **options):
+        found = original(self, *shape, **options)
+        sizes.append(found.numel())
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", count)
+    for event in ((2, 300, 2), (2, 2, 300)):
+        taps, v = given(event, (2, 2))
+        corner_solve(taps, v)
+    assert max(sizes) <= 4 * v.numel()
 
 
 def test_an_empty_batch():

@@ -7,6 +7,7 @@ import torch
 
 from expmflow import transforms as T
 from expmflow.distributions.describe import count_parameters
+from expmflow.numerics import wavefront
 from transform_registry import draw, randomise
 
 F64 = torch.float64
@@ -130,3 +131,94 @@ def test_second_derivatives_of_the_inverse():
         return torch.func.functional_call(Backwards(), named, (z,))
 
     assert torch.autograd.gradgradcheck(inverse, (z, *parameters.values()), fast_mode=True)
+
+
+def settled(channels):
+    """Weights near those that a layer starts with, in evaluation mode."""
+    torch.manual_seed(0)
+    layer = T.Emerging(channels).double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 / channels * torch.randn_like(parameter))
+    return layer
+
+
+def inverse(layer, z):
+    with torch.no_grad():
+        return layer.inverse(z)
+
+
+@pytest.mark.parametrize("event", [(3, 8, 8), (12, 4, 6), (2, 5, 3), (1, 1, 1)], ids=str)
+def test_what_is_kept_in_evaluation_is_dropped_when_weights_or_sizes_change(event):
+    layer, z = settled(event[0]), draw("z", 2, *event)
+    before = inverse(layer, z)
+    torch.testing.assert_close(inverse(layer, z), before, rtol=0, atol=0)
+    torch.testing.assert_close(layer.inverse(z), before, rtol=0, atol=1e-11)  # with gradients: nothing kept
+    twice = torch.cat([z, z], -1)
+    torch.testing.assert_close(layer(inverse(layer, twice)[0])[0], twice, rtol=0, atol=1e-10)
+    for parameter in layer.parameters():
+        with torch.no_grad():
+            parameter.add_(0.01)
+        torch.testing.assert_close(layer(inverse(layer, z)[0])[0], z, rtol=0, atol=1e-10)
+    layer.first.sign.neg_()
+    torch.testing.assert_close(layer(inverse(layer, z)[0])[0], z, rtol=0, atol=1e-10)
+
+
+def test_systems_are_made_once(monkeypatch):
+    layer, z = settled(3), draw("z", 2, 3, 4, 4)
+    inverse(layer, z)
+    monkeypatch.setattr(T.Conv1x1, "inverse_matrix", None)  # any new system would fail
+    inverse(layer, z)
+    with pytest.raises(TypeError):
+        layer.inverse(z)
+
+
+def test_other_weights_for_one_call_are_not_taken_for_the_layers_own():
+    """`functional_call`, before and after: each inverts with its own."""
+    layer, z = settled(3), draw("z", 2, 3, 4, 4)
+    before = inverse(layer, z)
+    other = settled(3)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.9)
+        run = torch.func.functional_call(
+            T.Inverse(layer), {f"transform.{k}": v for k, v in other.state_dict().items()}, z
+        )
+    torch.testing.assert_close(run, inverse(other, z), rtol=0, atol=1e-12)
+    torch.testing.assert_close(inverse(layer, z), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layer", [T.Emerging(3), T.PeriodicConv(3)], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("size", [(0, 4), (4, 0)], ids=str)
+def test_images_without_points_are_refused(layer, size):
+    for direction in (layer.forward, layer.inverse):
+        with pytest.raises(ValueError, match=r"Expected images of 3 channels; got events \(3, "):
+            direction(torch.zeros(2, 3, *size))
+
+
+def test_the_1x1_is_a_layer_over_channels():
+    with pytest.raises(TypeError, match="Expected conv1x1 to be a Conv1x1 or a Householder; got 'lu'"):
+        T.Emerging(3, conv1x1="lu")
+    layer, x = T.Emerging(3, conv1x1=T.Householder(3)).double(), draw("x", 2, 3, 4, 4)
+    torch.testing.assert_close(layer.inverse(layer(x)[0])[0], x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0, 5.0])
+def test_weights_that_stretch_cost_no_more_digits_than_one_point_after_the_other(scale, monkeypatch):
+    """Systems get ill-conditioned as weights grow, whichever way they are solved; by tiles no faster than by points."""
+    torch.manual_seed(0)
+    layer = T.Emerging(12).eval()
+    with torch.no_grad():
+        for conv in (layer.first, layer.second):
+            conv.parametrizations.weight.original.mul_(scale * 3)
+        x = torch.randn(8, 12, 16, 16)
+        z = layer(x)[0]
+
+    def error() -> float:
+        layer._tiled = None
+        return float((inverse(layer, z)[0] - x).norm() / x.norm())
+
+    tiles = error()
+    monkeypatch.setattr(wavefront, "KEPT_TILE", 1)
+    assert tiles <= 3 * error()
+    assert tiles < 1e-3

@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from expmflow._validation import expect, expect_count
+from expmflow._transformed import transformed
+from expmflow._validation import expect, expect_count, expect_type
 from expmflow.nn.masked import Mask
-from expmflow.numerics.wavefront import corner_solve
+from expmflow.numerics.wavefront import CornerSystem, TiledCorners, solve_corners, solve_tiled, tile_corners
 from expmflow.transforms.base import Output, Transform, real_points
-from expmflow.transforms.conv1x1 import Conv1x1
+from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1
+from expmflow.transforms.frozen import Snapshot
 
 INITIAL_NORM = 0.1  # of what is added to the identity, about
 
@@ -26,7 +28,8 @@ class Emerging(Transform):
     all three. Together their receptive field is the full square. The log-determinant is h·w·(log |det W| + Σ log |d|)
     with d the diagonals of both centre taps, stored as sign and log-magnitude, so that training cannot carry one
     through zero. Forward: two convolutions (W is folded into the first). Inverse: two triangular systems, solved an
-    anti-diagonal at a time, h + w − 1 steps each.
+    anti-diagonal at a time, h + w − 1 steps each for points, or fewer for square tiles of points where these have few
+    channels. In evaluation mode and without gradients, what both systems need of the weights is kept.
 
     The re-implementation that the convolution exponential was compared with reverses height and width only, so that
     both of its centre taps are triangular the same way, and leaves the diagonal free to pass through zero; its inverse
@@ -35,7 +38,7 @@ class Emerging(Transform):
     Args:
         channels: C.
         kernel_size: odd, of the full square.
-        conv1x1: the 1×1 convolution W; one that starts as a random rotation if None.
+        conv1x1: the 1×1 convolution W, a `Conv1x1` or a `Householder`; one that starts as a random rotation if None.
 
     Example:
         >>> layer = T.Emerging(3)
@@ -43,19 +46,22 @@ class Emerging(Transform):
         >>> x, _ = layer.inverse(z)
     """
 
-    def __init__(self, channels: int, kernel_size: int = 3, *, conv1x1: Conv1x1 | None = None) -> None:
+    def __init__(self, channels: int, kernel_size: int = 3, *, conv1x1: ChannelMix | None = None) -> None:
         super().__init__()
         expect_count(channels, "channels")
         conv1x1 = Conv1x1(channels) if conv1x1 is None else conv1x1
+        expect_type(isinstance(conv1x1, ChannelMix), "conv1x1 to be a Conv1x1 or a Householder", repr(conv1x1))
         expect(conv1x1.channels == channels, f"a 1×1 of {channels} channels", conv1x1.channels)
         expect(conv1x1.dim == 1, "a 1×1 on axis 1", conv1x1.dim)
         self.channels = channels
         self.conv1x1 = conv1x1
         self.first = CornerConv(channels, kernel_size)
         self.second = CornerConv(channels, kernel_size, reverse=True)
+        self._snapshot = Snapshot()
+        self._tiled: tuple[tuple[int, ...], TiledCorners] | None = None
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        right = len(event_shape) == 3 and event_shape[0] == self.channels
+        right = len(event_shape) == 3 and event_shape[0] == self.channels and 0 not in event_shape
         expect(right, f"images of {self.channels} channels", f"events {event_shape}")
 
     def _forward(self, x: Tensor, context: Any) -> Output:
@@ -64,11 +70,30 @@ class Emerging(Transform):
         return self.second(y), self._logdet(x)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        return self.first.solve(self.second.solve(z), self.conv1x1), -self._logdet(z)
+        logdet = -self._logdet(z)
+        if not self.training and not torch.is_grad_enabled() and not _recorded(z, *self.parameters()):
+            return solve_tiled(self._frozen_systems(tuple(z.shape[1:])), z), logdet
+        return solve_corners(self._systems(), z), logdet
+
+    def _systems(self) -> list[CornerSystem]:
+        return [self.second.system(), self.first.system(self.conv1x1)]
+
+    def _frozen_systems(self, event_shape: tuple[int, ...]) -> TiledCorners:
+        """Kept as long as the weights are what they were, for the image size of the last call."""
+        if not self._snapshot.matches(self) or self._tiled is None or self._tiled[0] != event_shape:
+            self._tiled = event_shape, tile_corners(self._systems(), event_shape)
+        return self._tiled[1]
 
     def _logdet(self, x: Tensor) -> Tensor:
         per_point = self.conv1x1.log_abs_det() + self.first.log_diagonal.sum() + self.second.log_diagonal.sum()
         return real_points(x, self.channels, None) * per_point
+
+
+def _recorded(*tensors: Tensor) -> bool:
+    """Whether operations are recorded for other tensors than these, so that nothing may be kept or used from before."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.jit.is_tracing() or transformed(*tensors)  # type: ignore[attr-defined]
 
 
 @final
@@ -106,17 +131,20 @@ class CornerConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.kernel(), self.bias, padding=self.centre)
 
-    def solve(self, z: Tensor, conv1x1: Conv1x1 | None = None) -> Tensor:
-        """The image of which this convolution makes z, or of which it does after a 1×1."""
+    def solve(self, z: Tensor) -> Tensor:
+        """The image of which this convolution makes z."""
+        return solve_corners([self.system()], z)
+
+    def system(self, conv1x1: ChannelMix | None = None) -> CornerSystem:
+        """The equations for the image of which this convolution makes another, or of which it does after a 1×1."""
         taps = self.kernel().permute(2, 3, 0, 1)
         c = self.centre
         taps = taps[c:, c:] if self.reverse else taps[: c + 1, : c + 1].flip(0, 1)
-        unit = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+        unit = torch.eye(taps.shape[-1], dtype=taps.dtype, device=taps.device)
         inverse = torch.linalg.solve_triangular(taps[0, 0], unit, upper=self.reverse)
         if conv1x1 is not None:
             taps, inverse = taps @ conv1x1.matrix(), conv1x1.inverse_matrix() @ inverse
-        v = F.conv2d(z, inverse[:, :, None, None], -inverse @ self.bias)
-        return corner_solve(inverse @ taps, v, reverse=self.reverse)
+        return CornerSystem(taps, inverse, self.bias, self.reverse)
 
 
 def corner_mask(channels: int, kernel_size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an exponential layer keeps while its weights stand still."""
+"""What a layer keeps while its weights stand still."""
 
 from __future__ import annotations
 
@@ -17,18 +17,40 @@ LARGEST_DENSE = 2048  # entries of an event: 16 MiB in float32
 DENSE_COST = 1.6  # of a multiplication inside the large product, relative to one inside a convolution: measured
 
 
-class Freezable(Protocol):
-    """What freezing needs of a layer."""
+class Stateful(Protocol):
+    """What has parameters and buffers."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def buffers(self) -> Iterator[Tensor]: ...
+
+
+class Snapshot:
+    """The parameters and buffers of a layer as they were, entry for entry, when it was looked at last."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Tensor] = []
+
+    def matches(self, layer: Stateful) -> bool:
+        """Whether nothing has changed since the last time; from now on, what is there now counts."""
+        state = [*layer.parameters(), *layer.buffers()]
+        unchanged = len(state) == len(self._tensors) and all(
+            new.dtype == old.dtype and new.device == old.device and torch.equal(new, old)
+            for new, old in zip(state, self._tensors, strict=True)
+        )
+        if not unchanged:
+            self._tensors = [tensor.detach().clone() for tensor in state]
+        return unchanged
+
+
+class Freezable(Stateful, Protocol):
+    """What freezing an exponential needs of a layer."""
 
     tol: float | None
     terms: int | None
     gradient: Gradient
 
     def operator(self) -> LinearOperator: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def buffers(self) -> Iterator[Tensor]: ...
 
 
 class Frozen:
@@ -39,7 +61,7 @@ class Frozen:
     """
 
     def __init__(self) -> None:
-        self._snapshot: list[Tensor] = []
+        self._snapshot = Snapshot()
         self._operator: LinearOperator | None = None
         self._plans: dict[tuple[object, ...], SeriesPlan] = {}
         self._matrices: dict[tuple[object, ...], Tensor] = {}
@@ -59,13 +81,7 @@ class Frozen:
         return z, expanded(sign * op.trace(event_shape), x)
 
     def _current(self, layer: Freezable) -> LinearOperator:
-        state = [*layer.parameters(), *layer.buffers()]
-        unchanged = len(state) == len(self._snapshot) and all(
-            new.dtype == old.dtype and new.device == old.device and torch.equal(new, old)
-            for new, old in zip(state, self._snapshot, strict=True)
-        )
-        if not unchanged or self._operator is None:
-            self._snapshot = [tensor.detach().clone() for tensor in state]
+        if not self._snapshot.matches(layer) or self._operator is None:
             with torch.no_grad():
                 self._operator = layer.operator()
             self._plans, self._matrices = {}, {}
