@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +27,6 @@ from expmflow.nn import ConvNet
 from expmflow.training.build import build_model
 from expmflow.training.checkpoint import newest_checkpoint
 from expmflow.training.config import Config
-from expmflow.training.run import RunFolder
 
 SHAPE = (3, 32, 32)
 TABLES = [table for table in EXPERIMENTS.values() if isinstance(table, ImageTable)]
@@ -266,6 +267,18 @@ class TestReproduce:
         assert listed[0].startswith("1x1-0: done, in ")
         assert listed[1] == "convexp-0: 8 steps"  # two rates of two steps, and four
 
+    def test_a_row_that_another_process_trains_is_left_to_it(self, tmp_path: Path, tiny):
+        run = tmp_path / "runs" / "mixing" / "laptop" / "1x1-0"
+        run.mkdir(parents=True)
+        hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(); sys.stdin.read()"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", hold, run], **pipes) as other:
+            other.stdout.readline()
+            outcome = reproduce(tmp_path, "--only", "1x1-0", "--only", "woodbury-0")
+            other.communicate()
+        assert "1x1-0: left to the other process that is at it" in outcome.err
+        assert [row["model"] for row in rows_of(tmp_path)] == ["woodbury"]
+
     def test_what_a_step_takes_is_measured_again(self, tmp_path: Path, tiny):
         tiny.setattr("expmflow.experiments.experiment.TIMED_STEPS", 2)
         assert reproduce(tmp_path, "--only", "1x1-0").code == 0
@@ -372,8 +385,7 @@ class TestDifferences:
 
 
 def test_folders_of_shared_rows(tmp_path: Path):
-    row = MIXING.rows("laptop")[0]
-    assert row.run(tmp_path / "mixing" / "laptop") == tmp_path / "mixing" / "laptop" / "1x1-0"
+    row, runs = MIXING.rows("laptop")[0], tmp_path / "mixing" / "laptop"
+    assert MIXING.run_folder(row, runs) == runs / "1x1-0"
     shared = replace(row, cell=replace(row.cell, shared="residual"))
-    assert shared.run(tmp_path / "mixing" / "laptop") == tmp_path / "residual" / "laptop" / "1x1-0"
-    assert RunFolder(shared.run(tmp_path / "a" / "b")).config.name == "config.json"
+    assert MIXING.run_folder(shared, runs) == tmp_path / "residual" / "laptop" / "1x1-0"

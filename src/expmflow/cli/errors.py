@@ -17,6 +17,7 @@ from expmflow.numerics import ConvergenceError
 from expmflow.training.checkpoint import CheckpointError
 from expmflow.training.config import ConfigError
 from expmflow.training.distributed import ExchangeError
+from expmflow.training.locks import InUseError
 from expmflow.training.validation import TrainingError
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -56,7 +57,9 @@ def sentence(error: Exception) -> str | None:
     """What to tell the user; None for an error that nobody expected."""
     text = str(error)
     match error:
-        case CheckpointError() | ExchangeError() | TrainingError() | ConvergenceError() | NonFiniteError():
+        case CheckpointError() | ExchangeError() | TrainingError() | InUseError():
+            return text
+        case ConvergenceError() | NonFiniteError():
             return text
         case ValueError() | TypeError() | ImportError() if "Expected " in text:
             return text

@@ -17,6 +17,7 @@ from expmflow.cli.device import device_named
 from expmflow.experiments.experiment import Experiment, Row
 from expmflow.experiments.page import update_page
 from expmflow.experiments.registry import EXPERIMENTS
+from expmflow.training.locks import InUseError, locked
 
 if TYPE_CHECKING:
     Name = str
@@ -53,8 +54,9 @@ def reproduce(
 ) -> None:
     """Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.
 
-    Each row is a run of its own below --runs; its result goes into --results at once. With many processes, which train
-    all rows before one of them measures: torchrun --standalone --nproc-per-node 2 -m expmflow reproduce graph.
+    Each row is a run of its own below --runs; its result goes into --results at once. Started several times, the same
+    command shares the rows out. With many processes a row, which train all rows before one of them measures: torchrun
+    --standalone --nproc-per-node 2 -m expmflow reproduce graph.
     """
     experiment, preset = str(experiment), str(preset)
     table = EXPERIMENTS[experiment]
@@ -83,18 +85,31 @@ def reproduce(
     def measure(row: Row) -> None:
         if speaks():  # of several processes one tests and writes
             found = table.measure(row, preset, place, path.with_suffix(""), device=device)
-            table.save(path, [*table.load(path), found], preset)
-            update_page(results)
+            results.mkdir(parents=True, exist_ok=True)
+            with locked(results, wait=True):
+                table.save(path, [*table.load(path), found], preset)
+                update_page(results)
             say(f"{row.name}: {table.summary(found)}")
 
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    for row in missing:
+    def train(row: Row) -> None:
         with progress(row.name, table.steps(row, preset)) as advance:
             table.train(row, preset, place, threads=threads, device=device, on_step=by_step_number(advance))
-        if alone:
-            measure(row)
-    if not alone:  # at the end, when nobody waits for the one that measures
+
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         for row in missing:
+            run = table.run_folder(row, place)
+            run.mkdir(parents=True, exist_ok=True)
+            try:
+                with locked(run):
+                    if row.name not in {table.row_name(r) for r in table.load(path)}:  # by another process meanwhile
+                        train(row)
+                        measure(row)
+            except InUseError:
+                say(f"{row.name}: left to the other process that is at it")
+    else:
+        for row in missing:
+            train(row)
+        for row in missing:  # at the end, when nobody waits for the one that measures
             measure(row)
     say(f"The table is in {path.with_suffix('.md')}")
 

@@ -109,6 +109,10 @@ class Experiment(ABC, Generic[R]):
         """The paper's numbers beside ours, seeds averaged, from the contents of the results file."""
         return []
 
+    def run_folder(self, row: R, runs: Path) -> Path:
+        """Where the row is trained."""
+        return runs / row.name
+
     def step_time(self, row: R, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
         """Seconds of a training step of the row, on this machine as it is now."""
         raise ValueError(f"Expected a table whose rows say what a step takes; got {self.name}.")

@@ -111,11 +111,6 @@ class ImageRow:
             }
         )
 
-    def run(self, runs: Path) -> Path:
-        """The run's folder, below the folder of its table and preset."""
-        shared = self.cell.shared
-        return (runs if shared is None else runs.parents[1] / shared / runs.name) / self.name
-
 
 class ImageTable(Experiment[ImageRow]):
     """A table of image flows.
@@ -162,6 +157,11 @@ class ImageTable(Experiment[ImageRow]):
         setting = self.settings[preset]
         return len(setting.rates) * setting.rate_steps + row.config(preset).train.steps
 
+    def run_folder(self, row: ImageRow, runs: Path) -> Path:
+        """Below the folder of its table and preset, or of the table that trains the same row."""
+        shared = row.cell.shared
+        return (runs if shared is None else runs.parents[1] / shared / runs.name) / row.name
+
     def train(
         self,
         row: ImageRow,
@@ -172,7 +172,7 @@ class ImageTable(Experiment[ImageRow]):
         device: str = "cpu",
         on_step: OnStep,
     ) -> None:
-        config, run = row.config(preset, threads), row.run(runs)
+        config, run = row.config(preset, threads), self.run_folder(row, runs)
         tried = self._try_rates(row, preset, run, config, on_step, device)
         config = with_rate(config, min(tried, key=tried.__getitem__)) if tried else config
         done = len(tried) * self.settings[preset].rate_steps
@@ -201,7 +201,7 @@ class ImageTable(Experiment[ImageRow]):
         return tried
 
     def measure(self, row: ImageRow, preset: str, runs: Path, folder: Path, *, device: str = "cpu") -> Result:
-        setting, run = self.settings[preset], row.run(runs)
+        setting, run = self.settings[preset], self.run_folder(row, runs)
         started = time.perf_counter()
         trained = open_run(run, device)
         test = trained.data().test[: setting.images]

@@ -129,7 +129,7 @@ class VAETable(Experiment[VAERow]):
     def train(
         self, row: VAERow, preset: str, runs: Path, *, threads: int | None = None, device: str = "cpu", on_step: OnStep
     ) -> None:
-        train(row.config(preset, threads), runs / row.name, device=device, on_step=on_step)
+        train(row.config(preset, threads), self.run_folder(row, runs), device=device, on_step=on_step)
 
     def measure(self, row: VAERow, preset: str, runs: Path, folder: Path, *, device: str = "cpu") -> Result:
         setting = self.of_presets[preset].settings[row.images]

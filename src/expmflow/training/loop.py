@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +27,7 @@ from expmflow.training.checkpoint import newest_checkpoint, remove_old, save_che
 from expmflow.training.config import Config, ConfigError
 from expmflow.training.distributed import own_device, processes
 from expmflow.training.job import OnSamples, OnStep, Report, Run
+from expmflow.training.locks import locked
 from expmflow.training.memory import keep_freed_memory
 from expmflow.training.optimizer import Average, build_optimizer, gradient_norm, kl_weight, learning_rate
 from expmflow.training.randomness import Randomness
@@ -75,16 +76,16 @@ def train(
         config.train.batch_size,
     )
     where = own_device(device)
-    with processes(where, config.train.timeout) as among, _interruptible() as interrupted:
+    with processes(where, config.train.timeout) as among, _interruptible() as interrupted, ExitStack() as until_done:
         run = Run(config, data, RunFolder(Path(folder)), among, where, report, on_samples, on_step)
-        state = setup(run, model, init_from)
+        state = setup(run, model, init_from, until_done)
         fit(run, state, interrupted)
         among.wait()
         return finish(run, state)
 
 
-def setup(run: Run, model: Density | None, init_from: str | Path | None) -> State:
-    """A new state, or the one of the newest checkpoint that is whole."""
+def setup(run: Run, model: Density | None, init_from: str | Path | None, until_done: ExitStack) -> State:
+    """A new state, or the one of the newest checkpoint that is whole; the folder is kept from other processes."""
     model = build_model(run.config, run.data.event_shape) if model is None else model
     run.row_dtype = torch.float64 if model.takes_double else None
     model.start_from(run.data.train)
@@ -96,6 +97,9 @@ def setup(run: Run, model: Density | None, init_from: str | Path | None) -> Stat
     if init_from is not None:
         load_weights(model, RunFolder(Path(init_from)).weights)
     if run.among.writes:  # what is refused before leaves nothing behind
+        run.folder.check(run.config, run.data)
+        run.folder.path.mkdir(parents=True, exist_ok=True)
+        until_done.enter_context(locked(run.folder.path))
         run.folder.start(run.config, run.data)
     run.among.wait()
     model = model.to(run.device).train()

@@ -64,13 +64,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def start(self, config: Config, data: Dataset) -> None:
-        """Make the folder, or recognise it: a run goes on only with the config and the columns that it began with."""
-        self.check(config, data)
+        """Write what the run is of; a run that is there was checked to have begun with the same."""
         names, digest = data.names, data.digest()
         if self.config.exists():
             names = names or self.read_names()
             digest = self.check_data(digest) or digest
-        self.path.mkdir(parents=True, exist_ok=True)
         known = {NAMES: names, CLASS_NAMES: data.class_names, KIND: data.kind, DATA_CHECKSUM: digest}
         save_config(self.config, config, data.event_shape, known)
 
