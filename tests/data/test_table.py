@@ -1,15 +1,17 @@
 """Tables from files, points in the plane, and how rows are split."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from expmflow.data import DataError, Dataset, load_table, split, two_moons
-from expmflow.data.columns import check_columns, integer_columns
+from expmflow.data.columns import check_columns, integer_columns, repeated_values
 
 
 def written(folder: Path, text: str, name: str = "t.csv") -> Path:
@@ -53,11 +55,33 @@ def test_a_suffix_may_be_shouted(tmp_path: Path):
     assert load_table(written(tmp_path, "1,2\n", "T.CSV")).rows.tolist() == [[1, 2]]
 
 
-def test_a_column_that_counts_rows_is_refused(tmp_path: Path):
-    with pytest.raises(
-        DataError, match=r"Expected a name for the first column of .*t\.csv; got none: if it counts rows"
-    ):
-        load_table(written(tmp_path, ",a,b\n0,1,2\n1,3,4\n"))
+def test_a_column_that_counts_rows_is_refused_until_it_is_left_out(tmp_path: Path):
+    file = written(tmp_path, ",a,b\n0,1,2\n1,3,4\n")
+    with pytest.raises(DataError, match=r"Expected a name for the first column of .*t\.csv; .*data\.drop=\[x1\]"):
+        load_table(file)
+    for table in (load_table(file, drop=["x1"]), load_table(file, columns=["a", "b"])):
+        assert table.names == ("a", "b")
+        assert table.rows.tolist() == [[1, 2], [3, 4]]
+
+
+def test_numbers_with_commas_are_refused_with_how_to_write_them(tmp_path: Path):
+    with pytest.raises(DataError, match=r"Write 1,5 as 1\.5: numbers have points"):
+        load_table(written(tmp_path, "a;b\n1,5;2,5\n"))
+
+
+def test_text_in_another_encoding_is_refused_with_what_to_do(tmp_path: Path):
+    (tmp_path / "t.csv").write_bytes("größe\n1\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"Expected text in UTF-8 .* Save it as UTF-8\."):
+        load_table(tmp_path / "t.csv")
+
+
+def test_what_to_leave_out_can_be_pasted_into_a_shell(tmp_path: Path):
+    file = written(tmp_path, "body mass,it's,no,a\nx,x,x,1\n")
+    with pytest.raises(DataError) as refused:
+        load_table(file)
+    setting = str(refused.value).split("columns out: ")[1].removesuffix(".")
+    (pasted,) = shlex.split(setting)
+    assert yaml.safe_load(pasted.removeprefix("data.drop=")) == ["body mass", "it's", "no"]
 
 
 def test_large_numbers_that_lie_close_together_are_told_apart(tmp_path: Path):
@@ -202,7 +226,11 @@ class TestColumns:
     ROWS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def check(self, *columns: torch.Tensor) -> None:
-        check_columns(torch.stack(columns, dim=1), ("a", "b", "c")[: len(columns)], Path("t.csv"))
+        check_columns(torch.stack(columns, dim=1), ("a", "b", "c")[: len(columns)], "t.csv")
+
+    def test_one_row_is_too_few(self):
+        with pytest.raises(DataError, match=r"^Expected at least 2 rows for training in t\.csv; got 1\.$"):
+            self.check(torch.ones(1), torch.zeros(1))
 
     def test_constant_ones_are_refused_by_name(self):
         a, b, _ = self.ROWS.T
@@ -222,12 +250,29 @@ class TestColumns:
         self.check(a, b, a + b)
         assert "Columns a, b, c of t.csv determine each other" in caplog.text
 
-    def test_columns_of_nearly_one_value_are_a_warning(self, caplog):
+    def test_those_constant_up_to_rounding_are_refused_by_name(self):
         a, b, _ = self.ROWS.T
-        rare = torch.zeros_like(a)
-        rare[0] = 0.37
-        self.check(b, rare)
-        assert "Column b of t.csv is 0 in 59 of 60 rows" in caplog.text
+        with pytest.raises(DataError, match=r"got b, of one value\."):
+            self.check(a, 0.1 * 3 + 1e-17 * b + torch.where(b > 0, 5e-17, 0.0))
+
+    def test_those_of_one_value_in_nearly_all_rows_are_refused_by_name(self):
+        a, b, _ = self.ROWS.T
+        rain = torch.zeros(300, dtype=torch.float64)
+        rain[:6] = a[:6].abs()
+        rain[6] = rain[5] + 1e-3
+        with pytest.raises(
+            DataError, match=r"got b, which is 0 in 293 of 300: .* data\.drop=\[b\]\. Or put 0 and 1 in"
+        ):
+            self.check(b.repeat(5), rain)
+        self.check(b.repeat(5), (rain > 0).double())  # what it advises
+        self.check(b.repeat(5), 0.5 * (rain > 0).double())
+
+    def test_values_that_repeat_are_found_with_what_they_are_known_up_to(self):
+        a, b, c = self.ROWS.T
+        stars = (2 * a).round() / 2
+        rain = torch.where(b > 0, c.abs(), 0.0)
+        found = repeated_values(torch.stack([a, stars, rain, b.round()], dim=1))
+        assert found == ((1, 0.5), (2, pytest.approx(0.01 * float(rain.std(correction=0)))))
 
     def test_whole_numbers_are_found(self):
         rows = torch.stack([self.ROWS[:, 0], self.ROWS[:, 1].round(), torch.arange(60.0)], dim=1)

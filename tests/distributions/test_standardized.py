@@ -74,7 +74,7 @@ class TestWholeNumbers:
         assert made.draws[0].shape == (2,)
         assert not density(3).is_bound
         assert density(3).exact
-        with pytest.raises(ValueError, match="Expected a table without whole numbers for an exact likelihood"):
+        with pytest.raises(ValueError, match="Expected a table without whole numbers or repeated values"):
             made.log_prob(torch.zeros(1, 3))
 
     def test_samples_of_them_are_whole(self):
@@ -98,6 +98,59 @@ class TestWholeNumbers:
             loss.backward()
             optimizer.step()
         assert float(loss.detach()) > math.log(2) - 0.05
+
+
+class TestValuesThatRepeat:
+    HALVES = ((0, 0.5),)
+
+    def made(self, rows: torch.Tensor, cells: tuple[tuple[int, float], ...]) -> StandardizedFlow:
+        (features,) = rows.shape[1:]
+        flow = Flow(T.Chain([T.ActNorm(features), T.LinearExp(features, coeff=5.0)]), StandardNormal((features,)))
+        made = StandardizedFlow(flow, (), cells).double()
+        made.start_from(rows)
+        return made
+
+    def test_cells_are_whole_numbers_in_another_unit(self):
+        """Of x / 2 in cells of a half, the density is twice that of whole numbers x."""
+        x = torch.randint(9, (200, 1), generator=torch.Generator().manual_seed(0)).double()
+        whole = density(1, (0,)).double()
+        whole.start_from(x)
+        noise = (torch.rand(200, 1, dtype=F64),)
+        halves = StandardizedFlow(Flow(T.Chain([T.ActNorm(1)]), StandardNormal((1,))), (), self.HALVES).double()
+        halves.start_from(x / 2)
+        torch.testing.assert_close(halves(x / 2, noise=noise), whole(x, noise=noise) + math.log(2))
+
+    def test_a_flow_gains_no_more_than_the_width_of_a_cell(self):
+        """However sharp a flow becomes, the mean density in a cell is at most 1 / width."""
+        x = torch.zeros(512, 1, dtype=F64)
+        x[:10] = torch.rand(10, 1, dtype=F64) + 1
+        made = self.made(x, ((0, 0.02),))
+        optimizer = torch.optim.Adam(made.parameters(), lr=0.1)
+        for _ in range(150):
+            optimizer.zero_grad()
+            (-made(x).mean()).backward()
+            optimizer.step()
+        assert float(made.elbo(x[-1:], samples=2000).detach()) <= math.log(1 / 0.02)
+
+    def test_samples_lie_whole_cells_from_the_value_that_repeats(self):
+        x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+        x[:200, 0] = 0.3
+        samples = self.made(x, ((0, 0.1),)).sample(100)
+        steps = (samples[:, 0] - 0.3) / 0.1
+        torch.testing.assert_close(steps, steps.round(), atol=1e-9, rtol=0)
+        assert float(samples[:, 1].mul(10).frac().abs().max()) > 0.1
+
+    def test_it_is_saved_and_loaded(self, tmp_path):
+        x = torch.randint(5, (50, 1)).double() / 2
+        made = self.made(x, self.HALVES).eval()
+        ef.save(made, tmp_path / "flow")
+        noise = (torch.rand(50, 1, dtype=F64),)
+        torch.testing.assert_close(ef.load(tmp_path / "flow")(x, noise=noise), made(x, noise=noise))
+
+    @pytest.mark.parametrize("cells", [((0, 0.0),), ((2, 1.0),), ((0, 1.0), (0, 2.0))])
+    def test_cells_that_are_none_are_refused(self, cells):
+        with pytest.raises(ValueError, match=r"^Expected (places|cells)"):
+            StandardizedFlow(Flow(T.Chain([T.ActNorm(2)]), StandardNormal((2,))), (), cells)
 
 
 def test_round_trips_are_in_the_columns_own_units():

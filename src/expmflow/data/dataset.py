@@ -25,6 +25,7 @@ class Dataset:
         class_names: what the classes are called, if they have names.
         kind: what the rows are, a name in `expmflow.data.kinds`; their shape alone does not tell.
         integers: of a table, the columns of whole numbers; None for rows that a model takes as they are.
+        cells: of a table, other columns whose values repeat, each with the width of what they are known up to.
         has_edges: whether rows are graphs that hold their own edges beside the features of nodes.
         draw: new rows for each training step, out of a number and a generator, in place of those of `train`.
     """
@@ -41,6 +42,7 @@ class Dataset:
     kind: str = "vectors"
     integers: tuple[int, ...] | None = None
     has_edges: bool = False
+    cells: tuple[tuple[int, float], ...] = ()
 
     @property
     def event_shape(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expmflow.data.errors import DataError, first_line
+from expmflow.data.errors import DataError, first_line, list_setting
 
 LARGEST_TABLE = 2**38  # bytes; no machine holds the numbers of a larger one
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files say that there is no number
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 MOST_LISTED = 8  # columns, in a message
 
 
@@ -69,7 +71,14 @@ def load_table(
     cells, names, lines = readers[suffix](path)
     if cells.ndim != 2 or 0 in cells.shape:
         raise DataError(f"Expected rows and columns in {path}; got shape {cells.shape}.")
+    unnamed = bool(names) and not names[0]
+    names = tuple(name or "x1" for name in names)
     places = _chosen(names, cells.shape[1], columns, drop, path)
+    if unnamed and 0 in places and not columns:
+        raise DataError(
+            f"Expected a name for the first column of {path}; got none. If it counts rows, leave it out: "
+            f"data.drop=[x1]. If not, give it a name, or name all columns to take by data.columns."
+        )
     known = names or tuple(f"x{k + 1}" for k in range(cells.shape[1]))
     values = _numbers(cells[:, places], [known[k] for k in places], lines, path)
     chosen = tuple(known[k] for k in places) if names or len(places) < cells.shape[1] else ()
@@ -112,9 +121,17 @@ def _numbers(cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path
     if faults:
         raise DataError(
             f"Expected finite numbers in every column of {path}; got {len(faults)} with others: "
-            f"{_listed(faults, '; ')}. Fill them in, or leave such columns out: data.drop=[{_listed(columns, ',')}]."
+            f"{_listed(faults, '; ')}. {_remedy(cells, columns)}"
         )
     return values
+
+
+def _remedy(cells: np.ndarray, columns: Sequence[str]) -> str:
+    marks = [cell for cell in cells.flat if cells.dtype.kind == "U" and DECIMAL_COMMA.fullmatch(cell)]
+    if marks:
+        return f"Write {marks[0]} as {marks[0].replace(',', '.')}: numbers have points, and no commas."
+    dropped = list_setting("data.drop", columns[:MOST_LISTED], more=len(columns) > MOST_LISTED)
+    return f"Fill them in, or leave such columns out: {dropped}."
 
 
 def _listed(words: Sequence[str], between: str = ", ") -> str:
@@ -147,7 +164,9 @@ def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str,
                 for row in reader
                 if any(map(str.strip, row))
             ]
-    except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
+    except UnicodeDecodeError:
+        raise DataError(f"Expected text in UTF-8 in {path}; got another encoding. Save it as UTF-8.") from None
+    except (OSError, csv.Error, TypeError) as error:
         raise DataError(f"Expected lines of text in {path}; got: {first_line(error)}.") from None
     header: list[str] = []
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
@@ -163,16 +182,14 @@ def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str,
 
 
 def _names(header: Sequence[str], width: int, path: Path) -> tuple[str, ...]:
-    """One for each column; a column that has none is called by its place."""
+    """One for each column; a column that has none is called by its place, but for a first one alone among others."""
     if header and len(header) != width:
         raise DataError(f"Expected {width} names in {path}, as there are columns; got {len(header)}.")
-    if header and not header[0].strip() and all(map(str.strip, header[1:])):
-        raise DataError(f"Expected a name for the first column of {path}; got none: if it counts rows, leave it out.")
     names = tuple(" ".join(name.split()) or f"x{k + 1}" for k, name in enumerate(header))
     often = [name for name, count in Counter(names).items() if count > 1]
     if often:
         raise DataError(f"Expected columns with names of their own in {path}; got {often[0]!r} twice.")
-    return names
+    return ("", *names[1:]) if header and not header[0].strip() and all(map(str.strip, header[1:])) else names
 
 
 def _is_number(cell: str) -> bool:

@@ -24,9 +24,15 @@ class StandardizedFlow(Density):
     log P(x) ≥ E log p(x + u). Without it, a flow finds that whole numbers lie on a lattice, and its likelihood grows
     without bound. Samples of these columns are whole numbers.
 
+    Columns in which one value repeats (no rain on most days, ratings in halves) have no density there, either. Such a
+    value is known up to a cell: noise fills it, and E log p(x + width · u) bounds the logarithm of the mean density in
+    the cell, which no single value can make larger than 1 / width. Samples lie whole cells from the value that repeats
+    most.
+
     Args:
         flow: the density of standardised vectors.
         integers: the places of the columns of whole numbers; with any, the likelihood is a bound.
+        cells: the places of other columns whose values repeat, each with the width of its cells; a bound, too.
 
     Example:
         >>> flow = ef.Flow(T.Chain([]), ef.distributions.StandardNormal((2,)))
@@ -38,18 +44,26 @@ class StandardizedFlow(Density):
 
     mean: Tensor
     scale: Tensor
+    origin: Tensor  # of the cells: the value that repeats most
 
-    def __init__(self, flow: Flow, integers: Sequence[int] = ()) -> None:
+    def __init__(self, flow: Flow, integers: Sequence[int] = (), cells: Sequence[tuple[int, float]] = ()) -> None:
         super().__init__()
         (features,) = flow.event_shape
-        known = len(set(integers)) == len(integers) and all(0 <= k < features for k in integers)
-        expect(known, f"places of columns below {features}, each once", tuple(integers))
+        places = [*integers, *(place for place, _ in cells)]
+        known = len(set(places)) == len(places) and all(0 <= k < features for k in places)
+        expect(known, f"places of columns below {features}, each once", tuple(places))
+        expect(all(width > 0 for _, width in cells), "cells of positive width", tuple(cells))
         self.flow = flow
         self.integers = tuple(integers)
-        self.is_bound = bool(integers)
+        self.cells = tuple((int(place), float(width)) for place, width in cells)
+        self.is_bound = bool(places)
         self.takes_double = True
+        self._places = places
+        self._widths = [1.0] * len(self.integers) + [width for _, width in self.cells]
         self.register_buffer("mean", torch.zeros(features, dtype=torch.float64))
         self.register_buffer("scale", torch.ones(features, dtype=torch.float64))
+        if cells:
+            self.register_buffer("origin", torch.zeros(len(cells), dtype=torch.float64))
 
     @property
     def event_shape(self) -> tuple[int, ...]:
@@ -57,7 +71,7 @@ class StandardizedFlow(Density):
 
     @property
     def draws(self) -> tuple[Draw, ...]:
-        return (Draw("uniform", (len(self.integers),)),) if self.integers else ()
+        return (Draw("uniform", (len(self._places),)),) if self._places else ()
 
     @property
     def sample_draws(self) -> tuple[Draw, ...]:
@@ -66,48 +80,54 @@ class StandardizedFlow(Density):
     @torch.no_grad()
     def start_from(self, rows: Tensor) -> None:
         x = rows.to(self.mean, copy=True)  # the caller's rows stay what they are
-        x[:, list(self.integers)] += 0.5  # the mean of the noise
+        if self.cells:
+            self.origin.copy_(x[:, self._places[len(self.integers) :]].mode(0).values)
+        x[:, self._places] += x.new_tensor(self._widths) / 2  # the mean of the noise
         spread = x.std(0, correction=0)
         self.mean.copy_(x.mean(0))
         self.scale.copy_(torch.where(spread > 0, spread, 1.0))
 
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
-        """log p(x), or with whole numbers one sample of the lower bound on it, `(batch,)`."""
+        """log p(x), or with noise to be filled in one sample of the lower bound on it, `(batch,)`."""
         z = self._standard(x, noise)
         return self.flow.log_prob(z, context) - self.scale.log().sum().to(z.dtype)
 
     def log_prob(self, x: Tensor, context: Any = None) -> Tensor:
-        """log p(x), `(batch,)`; of a table without whole numbers."""
-        expect(not self.is_bound, "a table without whole numbers for an exact likelihood", f"columns {self.integers}")
+        """log p(x), `(batch,)`; of a table without whole numbers, or other values that repeat."""
+        got = f"columns {tuple(self._places)}"
+        expect(not self.is_bound, "a table without whole numbers or repeated values for an exact likelihood", got)
         return self(x, context)
 
     @torch.no_grad()
     def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
         """`(n, columns)` in float64."""
         x = self.flow.sample(n, context, temperature=temperature, noise=noise).double() * self.scale + self.mean
-        whole = list(self.integers)
-        x[:, whole] = x[:, whole].floor()
+        width = x.new_tensor(self._widths)
+        origin = torch.cat([x.new_zeros(len(self.integers)), *([self.origin] if self.cells else [])])
+        x[:, self._places] = origin + ((x[:, self._places] - origin) / width).floor() * width
         return x
 
     @torch.no_grad()
     def round_trip_error(self, x: Tensor, context: Any = None) -> Tensor:
         """The largest |x − x'| of each row, in the columns' own units."""
-        z = self._standard(x, x.new_full((len(x), len(self.integers)), 0.5) if self.integers else None)
+        z = self._standard(x, x.new_full((len(x), len(self._places)), 0.5) if self._places else None)
         back = self.flow.decode(self.flow.encode(z, context), context)
         return ((back - z).abs() * self.scale).amax(1)
 
     def description(self) -> str:
-        """The layers of the flow, and which columns are whole numbers."""
+        """The layers of the flow, and how many columns are whole numbers, or known up to cells."""
         whole = f"; columns of whole numbers: {len(self.integers)}" if self.integers else ""
-        return f"{self.flow.description()}\nof columns standardised by the training rows{whole}"
+        cells = f"; columns of values that repeat: {len(self.cells)}" if self.cells else ""
+        return f"{self.flow.description()}\nof columns standardised by the training rows{whole}{cells}"
 
     def _standard(self, x: Tensor, noise: Noise) -> Tensor:
         exact = x.to(self.mean.dtype)
-        if self.integers:
-            (u,) = given_noise(self.draws, noise, len(x), exact)
-            exact = exact.index_add(1, torch.tensor(self.integers, device=x.device), u.to(exact))
+        if self._places:
+            (u,) = given_noise(self.draws, noise, x.shape[0], exact)
+            added = u.to(exact) * exact.new_tensor(self._widths)
+            exact = exact.index_add(1, torch.tensor(self._places, device=x.device), added)
         elif noise is not None:
-            expect(len(noise) == 0, "no noise for columns that are no whole numbers", "some")
+            expect(len(noise) == 0, "no noise for columns whose values do not repeat", "some")
         return ((exact - self.mean) / self.scale).to(self._dtype)
 
     @property
@@ -116,8 +136,8 @@ class StandardizedFlow(Density):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """To another device, but not to another dtype: the mean stays exact."""
-        mean, scale = self.mean, self.scale
+        exact = dict(self._buffers)
         super()._apply(fn, recurse)
         device = self.mean.device
-        self.mean, self.scale = mean.to(device), scale.to(device)
+        self._buffers.update({name: None if held is None else held.to(device) for name, held in exact.items()})
         return self

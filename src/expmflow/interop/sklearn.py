@@ -22,7 +22,7 @@ from torch import Tensor
 
 from expmflow._validation import expect
 from expmflow.data import Dataset
-from expmflow.data.columns import integer_columns
+from expmflow.data.columns import check_columns, integer_columns, repeated_values
 from expmflow.distributions import Density
 from expmflow.runs.composed import pack, unpack
 from expmflow.runs.evaluation import tolerant_likelihood
@@ -73,13 +73,17 @@ class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
         """Learn the density of the rows of `X`; `y` is not used."""
         x = torch.from_numpy(self._checked(X, reset=True, ensure_min_samples=2))
         self._check_settings()
-        self._check_columns(x)
+        places = [f"column {k}" for k in range(x.shape[1])]
+        names = [str(name) for name in getattr(self, "feature_names_in_", places)]
+        check_columns(x, names, "X", _leave_out)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         held = min(len(x) - 1, max(1, round(self.validation_fraction * len(x))))
         order = torch.randperm(len(x), generator=Randomness(seed).generator("split"))
         x = x[order]
-        integers = integer_columns(x) if isinstance(self.integers, str) else tuple(self.integers)
-        data = Dataset(x[held:], x[:held], x[:0], integers=integers)
+        integers, cells = integer_columns(x), repeated_values(x)
+        if not isinstance(self.integers, str):
+            integers, cells = tuple(self.integers), ()
+        data = Dataset(x[held:], x[:held], x[:0], integers=integers, cells=cells)
         with tempfile.TemporaryDirectory() as folder:
             model = train(self._config(seed), folder, device=self.device, data=data)
         self.flow_: Density = model.to("cpu", torch.float64).eval()  # rows of one batch are then those of any other
@@ -120,13 +124,6 @@ class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
         expect(isinstance(share, Real) and 0 < float(share) < 1, "validation_fraction between 0 and 1", repr(share))
         known = not isinstance(self.integers, str) or self.integers == "auto"
         expect(known, 'integers to be "auto" or the places of columns', repr(self.integers))
-
-    def _check_columns(self, x: Tensor) -> None:
-        constant = [k for k in range(x.shape[1]) if bool((x[:, k] == x[0, k]).all())]
-        names = getattr(self, "feature_names_in_", range(x.shape[1]))
-        which = ", ".join(str(names[k]) for k in constant)
-        advice = "Leave them out, as sklearn.feature_selection.VarianceThreshold does"
-        expect(not constant, "columns that vary", f"one value alone in column {which}. {advice}")
 
     def _config(self, seed: int) -> Any:
         given = {
@@ -174,7 +171,7 @@ class FlowDensity(DensityMixin, _FlowEstimator):  # type: ignore[misc]
         hidden, components: of networks, and of splines and mixtures; by the number of rows if None.
         lr: the learning rate; the preset's if None.
         validation_fraction: the part of the rows that is held out.
-        integers: places of columns of whole numbers; "auto" finds them.
+        integers: places of columns of whole numbers; "auto" finds them, and other columns whose values repeat.
         random_state: where random numbers come from: a number, a `RandomState`, or None.
         device: where to train.
 
@@ -201,6 +198,10 @@ class FlowDensity(DensityMixin, _FlowEstimator):  # type: ignore[misc]
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         found: Floats = draw(self.flow_, int(n_samples), Randomness(seed)).numpy()
         return found
+
+
+def _leave_out(names: Sequence[str]) -> str:
+    return "Leave them out, as sklearn.feature_selection.VarianceThreshold does with constant ones."
 
 
 def _flags_its_own_rows(detector: FlowOutlierDetector) -> bool:

@@ -38,7 +38,7 @@ class DenseModelConfig(VectorSection):
     coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
 
     def build_flow(self, features: int) -> Flow:
-        return dense_flow(features, **self.model_dump(exclude={"kind", "integers"}))
+        return dense_flow(features, **self.model_dump(exclude={"kind", "integers", "cells"}))
 
 
 class TableModelConfig(VectorSection):
@@ -58,7 +58,7 @@ class TableModelConfig(VectorSection):
         return {"data": {"jitter": default_jitter(rows)}, "optim": {"weight_decay": default_weight_decay(rows)}}
 
     def build_flow(self, features: int) -> Flow:
-        return table_flow(features, **self.model_dump(exclude={"kind", "integers"}, exclude_none=True))
+        return table_flow(features, **self.model_dump(exclude={"kind", "integers", "cells"}, exclude_none=True))
 
 
 class ImageModelConfig(ModelSection):

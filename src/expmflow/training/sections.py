@@ -51,20 +51,28 @@ class ModelSection(Section, ABC):
 
 
 class VectorSection(ModelSection):
-    """What models of vectors have in common: tables are standardised, and their whole numbers dequantized."""
+    """What models of vectors have in common: tables are standardised, and values that repeat dequantized."""
 
     integers: list[int] | None = Field(None, description="columns of whole numbers, filled in from the data (table)")
+    cells: list[tuple[int, float]] | None = Field(
+        None, description="other columns whose values repeat, with widths, filled in from the data (table)"
+    )
 
     def resolved(self, data: Dataset) -> Self:
-        integers = None if data.integers is None else list(data.integers)
-        if self.integers not in (None, integers):
-            raise ConfigError(f"Expected model.integers={integers}, as the data has; got {self.integers}.")
-        return self.model_copy(update={"integers": integers})
+        known = {
+            "integers": None if data.integers is None else list(data.integers),
+            "cells": list(data.cells) or None,
+        }
+        for key, value in known.items():
+            given = getattr(self, key)
+            if given not in (None, value):
+                raise ConfigError(f"Expected model.{key}={value}, as the data has; got {given}.")
+        return self.model_copy(update=known)
 
     @final
     def build(self, event_shape: tuple[int, ...]) -> Density:
         flow = self.build_flow(*event_shape)
-        return flow if self.integers is None else StandardizedFlow(flow, self.integers)
+        return flow if self.integers is None else StandardizedFlow(flow, self.integers, self.cells or ())
 
     @abstractmethod
     def build_flow(self, features: int) -> Flow:

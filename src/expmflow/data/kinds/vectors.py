@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expmflow.data.columns import check_columns, integer_columns
+from expmflow.data.columns import check_columns, integer_columns, repeated_values
 from expmflow.data.dataset import Dataset, split
 from expmflow.data.download import Progress
 from expmflow.data.drawing.columns import columns_figure
@@ -154,9 +154,9 @@ def _table(
         raise DataError("Expected data.path, where the table data is; got none.")
     table = load_table(path, columns=columns or (), drop=drop or (), separator=separator)
     rows = table.rows[torch.randperm(len(table.rows), generator=generator("split"))]
-    data = replace(split(rows, validation, test), names=table.names, integers=integer_columns(rows))
-    check_columns(data.train, table.names, path)
-    return data
+    parts = split(rows, validation, test)
+    check_columns(parts.train, table.names, str(path))
+    return replace(parts, names=table.names, integers=integer_columns(rows), cells=repeated_values(rows))
 
 
 def jittered(rows: Tensor, uniform: Tensor, share: float, train: Tensor) -> Tensor:
