@@ -121,6 +121,17 @@ def test_normal_is_torchs():
     torch.testing.assert_close(likelihood.sample(params, (noise,)), params + 0.7 * noise)
 
 
+@pytest.mark.parametrize("components", [1, 5, 10])
+def test_a_mixture_starts_near_one_probability_for_all_levels(components):
+    """Of each colour alone: within a factor of four of 1/256, and the same from either end."""
+    mixture = LogisticMixture(1, components=components)
+    params = mixture.initial_params().reshape(1, -1, 1, 1).expand(256, -1, 1, 1)
+    log_prob = mixture.log_prob(all_levels(256, 1), params)
+    assert (log_prob[1:-1] + math.log(256)).abs().max() < math.log(4)
+    torch.testing.assert_close(log_prob, log_prob.flip(0), rtol=1e-4, atol=1e-4)
+    assert LogisticMixture(3, components=components).initial_params().shape == (10 * components,)
+
+
 def test_means_of_a_mixture_are_levels():
     mixture = LogisticMixture(3, components=2)
     params = torch.zeros(1, 20, 1, 1)

@@ -99,6 +99,28 @@ def test_one_linear_map_is_all_that_the_encoder_has_for_the_posterior(name):
     assert (name in amortised) == (not list(vae.posterior.parameters()))
 
 
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("name", ["gaussian", "conv-gaussian"])
+def test_signals_pass_networks_that_were_never_trained(name, depth):
+    """What differs between rows keeps a tenth of its size at least; by torch's own start a thousandth is left."""
+    torch.manual_seed(0)
+    sizes = {"channels": 8, "growth": 8, "depth": depth, "features": 32}
+    vae = image_vae((1, 16, 16), posterior=name, latents=4, grey_levels=2, **sizes)
+    x = torch.randint(2, (50, 1, 16, 16), generator=torch.Generator().manual_seed(1)) * 2.0 - 1
+    z = torch.randn(50, *vae.posterior.event_shape)
+    for network, rows in ((vae.encoder, x), (vae.decoder, z)):
+        share = network[:-1](rows).std(0).mean() / rows.std(0).mean()
+        assert 0.1 < share < 3
+
+
+def test_posteriors_start_near_one_for_all_images():
+    torch.manual_seed(0)
+    for name in POSTERIORS:
+        vae = image_vae((1, 8, 8), posterior=name, latents=4, flows=4, grey_levels=2, **TINY)
+        x = torch.randint(2, (50, 1, 8, 8), generator=torch.Generator().manual_seed(1))
+        assert float(vae.encode(x, noise=torch.zeros(50, *vae.posterior.event_shape)).std(0).max()) < 0.2
+
+
 def test_likelihoods_follow_the_grey_levels():
     def made(levels: int, **more) -> VAE:
         return image_vae((3, 8, 8), posterior="gaussian", latents=4, grey_levels=levels, **TINY, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
@@ -62,6 +63,17 @@ class LogisticMixture(Likelihood):
         wanted = self.param_channels(self.channels)
         expect(params == wanted, f"{wanted} channels from the network", params)
         return self.channels
+
+    def initial_params(self) -> Tensor:
+        """`(param_channels,)`: components side by side over all levels, alike for all colours; a network's first bias.
+
+        From zeros, one broad component on top of the other, training would take hundreds of steps to get there.
+        """
+        c, k = self.channels, self.components
+        params = torch.zeros(self.param_channels(c) // k, k)
+        params[1 : c + 1] = (2 * torch.arange(k) + 1) / k - 1
+        params[c + 1 : 2 * c + 1] = -math.log(k)
+        return params.flatten()
 
     def log_prob(self, x: Tensor, params: Tensor) -> Tensor:
         check_levels(x, self.levels)

@@ -88,7 +88,7 @@ LAPTOP = Preset(
             {**ORIGINAL, "channels": 16, "growth": 16, "depth": 2, "features": 128, "components": 5},
             {"latents": 64, "hidden": 160, "context": 32},
             {"latents": 8, "hidden": 32, "context": 16},
-            {**SCHEDULE, "lr": 2e-3, "kl_warmup": 2000, "decay": 0.5, "decay_every": 4000},
+            {**SCHEDULE, "lr": 4e-3, "warmup": 200, "kl_warmup": 2000, "decay": 0.5, "decay_every": 4000},
             {
                 "steps": 16_000,
                 "batch_size": 32,

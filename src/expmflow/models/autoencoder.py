@@ -12,9 +12,11 @@ from expmflow.distributions import Bernoulli, Likelihood, LogisticMixture, Norma
 from expmflow.models.posteriors import POSTERIORS, FlowSettings, PosteriorName, build_posterior
 from expmflow.models.vae import VAE
 from expmflow.nn import DenseBlock
+from expmflow.nn.initial import keep_scale
 
 LikelihoodName = Literal["auto", "bernoulli", "logistic-mixture"]
 SCALES = 2  # of the image, each half as high and wide as the one before
+HEAD_SCALE = 0.1  # of the encoder's head: posteriors start near one for all images
 
 
 def image_vae(
@@ -95,6 +97,12 @@ def image_vae(
         block(channels, channels),
         nn.Conv2d(channels, density.param_channels(colours), 1),
     ]
+    for network in (encoder, decoder):
+        keep_scale(network[:-1])
+    with torch.no_grad():
+        encoder[-1].weight.mul_(HEAD_SCALE)  # type: ignore[operator]
+        if isinstance(density, LogisticMixture):
+            decoder[-1].bias.copy_(density.initial_params())  # type: ignore[operator]
     return VAE(nn.Sequential(*encoder), q, nn.Sequential(*decoder), likelihood=density)
 
 

@@ -156,7 +156,7 @@ class VAE(Density):
     def _encoded(self, x: Tensor) -> Tensor:
         shape = tuple(x.shape[1:])
         expect(shape == self.event_shape, f"data of shape (batch, *{self.event_shape})", f"events {shape}")
-        if len(x) > 1 and x.stride(0) == 0 and not torch.is_grad_enabled():  # one row again and again, to be weighed
+        if x.stride(0) == 0 and len(x) > 1 and not torch.is_grad_enabled():  # one row again and again, to be weighed
             return self._encoded(x[:1]).expand(len(x), *(-1 for _ in range(len(self.posterior.event_shape))))
         dtype = self._like.dtype
         return self.encoder(self.likelihood.scaled(x, dtype)).to(dtype)
