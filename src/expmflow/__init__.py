@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from expmflow.operators import ConvOperator, DenseOperator, FunctionOperator, GraphConvOperator, LinearOperator
     from expmflow.runs.composed import save
+    from expmflow.runs.export import export
     from expmflow.runs.pretrained import load, save_pretrained
     from expmflow.training.api import train
 
@@ -41,6 +42,7 @@ __all__ = [
     "certify_heat",
     "distributions",
     "expm_apply",
+    "export",
     "fixed_point",
     "heat_kernel",
     "interop",
@@ -74,6 +76,7 @@ _HOMES = {
     "operators": ("ConvOperator", "DenseOperator", "FunctionOperator", "GraphConvOperator", "LinearOperator"),
     "_recipes": ("register_layer",),
     "runs.composed": ("save",),
+    "runs.export": ("export",),
     "runs.pretrained": ("load", "save_pretrained"),
     "training.api": ("train",),
 }

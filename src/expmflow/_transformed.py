@@ -1,4 +1,4 @@
-"""Tensors that stand for others: those of `torch.func`, and of batched gradients."""
+"""Tensors that stand for others: those of `torch.func`, of batched gradients, and of `torch.export`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def transformed(*tensors: Tensor) -> bool:
         return False
     kinds = (torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor)
     return any(kind(tensor) for tensor in tensors for kind in kinds)
+
+
+def exporting() -> bool:
+    """Whether `torch.export` is recording a program, for any number of rows and without a way back to Python."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def batched(*tensors: Tensor) -> bool:

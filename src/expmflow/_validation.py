@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from expmflow._transformed import transformed
+from expmflow._transformed import exporting, transformed
 
 
 def expect(condition: bool, expected: str, got: object) -> None:
@@ -54,7 +54,7 @@ def expect_one_of(value: object, options: Collection[str], name: str) -> None:
 
 def expect_count(value: object, name: str, *, at_least: int = 1) -> None:
     """`value` is a whole number, and not below `at_least`."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    whole = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
     expect_type(whole, f"{name} to be a whole number", repr(value))
     if isinstance(value, int):
         expect(value >= at_least, f"{name} of at least {at_least}", value)
@@ -64,3 +64,8 @@ def expect_untraced(what: str) -> None:
     """Raise inside `torch.jit.trace`, for `what` would be recorded as it is for one input and be wrong for others."""
     tracing = not torch.compiler.is_compiling() and torch.jit.is_tracing()  # type: ignore[attr-defined]
     expect(not tracing, f"no torch.jit.trace around {what}", "one: use torch.compile or torch.export")
+
+
+def expect_unexported(what: str) -> None:
+    """Raise inside `torch.export`, for `what` needs numbers that a program has only when it runs."""
+    expect(not exporting(), f"no torch.export around {what}", "one")

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from expmflow.cli.console import by_step_number, progress, result, say, say_error
 from expmflow.cli.errors import FAILED, INTERRUPTED, sentence
-from expmflow.cli.output import save_text, write_whole
+from expmflow.cli.output import save_text
 from expmflow.data.drawing.grids import image_grid, save_grid
 from expmflow.distributions import DequantizedFlow, bits_per_dim
 from expmflow.distributions.describe import count_parameters
@@ -47,6 +47,7 @@ from expmflow.runs.importance import importance_estimates, results_file
 from expmflow.training.build import build_data, resolve
 from expmflow.training.checkpoint import CheckpointError, newest_step
 from expmflow.training.config import Config, ConfigError, parse_config
+from expmflow.training.files import write_whole
 from expmflow.training.loop import train
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder

@@ -20,6 +20,7 @@ SUMMARIES = {  # the first paragraphs of the commands' own descriptions
     "data": "Describe a data set: its rows, their shape and ranges, classes, parts.",
     "reproduce": "Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.",
     "figures": "Draw the paper's figures, each as PNG and as SVG.",
+    "export": "Write a model as a program that runs without expmflow: for torch alone, or as ONNX.",
 }
 EXAMPLES = {
     "train": "expmflow train moons train.steps=1000 optim.lr=0.001 --out runs/first",
@@ -30,6 +31,7 @@ EXAMPLES = {
     "data": "expmflow data measurements.csv",
     "reproduce": "expmflow reproduce graph --preset laptop --only mog-4",
     "figures": "expmflow figures --only matrix --only terms --out figures",
+    "export": "expmflow export digits --out digits.pt2",
 }
 
 

@@ -13,10 +13,11 @@ from expmflow._validation import expect, expect_count
 from expmflow.cli.console import Device, progress, result, say
 from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, run_text
-from expmflow.cli.output import save_npy, save_npz, save_text, write_whole
+from expmflow.cli.output import save_npy, save_npz, save_text
 from expmflow.data.drawing.grids import class_columns
 from expmflow.data.kinds import KINDS
 from expmflow.runs.evaluation import Trained, open_run
+from expmflow.training.files import write_whole
 from expmflow.training.sampling import LARGEST_SAMPLE
 
 

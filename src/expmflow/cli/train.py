@@ -17,7 +17,6 @@ from expmflow.cli.console import Device, progress, reading, result, say, speaks
 from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, dry_run_text
 from expmflow.cli.errors import INTERRUPTED
-from expmflow.cli.output import write_whole
 from expmflow.cli.watching import watching
 from expmflow.data import Dataset
 from expmflow.data.drawing.grids import class_columns
@@ -33,6 +32,7 @@ from expmflow.runs.shipped import find_run
 from expmflow.training.build import build_data, resolve
 from expmflow.training.checkpoint import CheckpointError, newest_step
 from expmflow.training.config import Config, ConfigError, load_config, presets
+from expmflow.training.files import write_whole
 from expmflow.training.loop import train as train_run
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder

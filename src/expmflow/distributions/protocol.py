@@ -238,14 +238,15 @@ def repeat_context(context: Any, rows: int, times: int, *, axes: int) -> Any:
     if isinstance(context, tuple):
         graph, *masks = context
         return repeat_context(graph, rows, times, axes=2), *(repeat_context(m, rows, times, axes=1) for m in masks)
-    if context is None or _is_shared_graph(context, axes):
+    if context is None or is_shared_graph(context, axes):
         return context
     got = f"one of shape {tuple(context.shape)}" if isinstance(context, Tensor) else type(context).__name__
     expect(isinstance(context, Tensor) and context.shape[:1] == (rows,), f"a context of {rows} rows", got)
     return context.repeat_interleave(times, 0)
 
 
-def _is_shared_graph(context: Any, axes: int) -> bool:
+def is_shared_graph(context: Any, axes: int) -> bool:
+    """Whether a context of events with so many axes is one graph `(N, N)` for all rows."""
     square = isinstance(context, Tensor) and context.ndim == 2 and context.shape[0] == context.shape[1]
     return square and axes == 2
 

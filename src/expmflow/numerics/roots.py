@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from expmflow._transformed import largest_of_all
-from expmflow._validation import expect_untraced
+from expmflow._validation import expect_unexported, expect_untraced
 from expmflow.numerics.solve import ConvergenceError, Solution
 
 MAX_ROUNDS = 400  # bisection alone halves 64 bits six times over in so many
@@ -21,6 +21,7 @@ def tanh_root(v: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
     Raises `ConvergenceError` if an entry does not settle, as one that is not finite.
     """
     expect_untraced("an iteration, whose rounds depend on its input")
+    expect_unexported("an iteration, whose rounds depend on its input")
     with torch.no_grad():
         v, gain, slope, offset = torch.broadcast_tensors(v, gain, slope, offset)
         low, high = v - gain.abs(), v + gain.abs()
@@ -58,6 +59,7 @@ def substitute(step: Callable[[Tensor], Tensor], start: Tensor) -> Solution:
         start: where to begin.
     """
     expect_untraced("an iteration, whose rounds depend on its input")
+    expect_unexported("an iteration, whose rounds depend on its input")
     eps, largest = torch.finfo(start.dtype).eps, torch.finfo(start.dtype).max ** 0.25
     rounds = start[:1].numel() + 1
     x, change = start, start.new_zeros(())

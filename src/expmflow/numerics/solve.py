@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from expmflow._transformed import largest_of_all, transformed
-from expmflow._validation import expect, expect_count, expect_tensor, expect_untraced
+from expmflow._validation import expect, expect_count, expect_tensor, expect_unexported, expect_untraced
 from expmflow.numerics.plan import check_tol
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
@@ -100,6 +100,7 @@ class _Search:
 
     def __init__(self, evaluate: Evaluate, y: Tensor, tol: float | None, start: Tensor | None = None) -> None:
         expect_untraced("an iteration, whose rounds depend on its input")
+        expect_unexported("an iteration, whose rounds depend on its input")
         expect_tensor(y, "the right-hand side")
         expect(y.ndim >= 1, "a right-hand side of shape (batch, *event)", "a scalar")
         check_tol(tol)

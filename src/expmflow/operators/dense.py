@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from expmflow._transformed import exporting
 from expmflow._validation import expect, expect_finite, expect_tensor
 from expmflow.operators.base import LinearOperator, Scalar
 
@@ -81,7 +82,7 @@ class DenseOperator(LinearOperator):
         """
         block = max(1, math.isqrt(terms))
         products = (block - 1) + terms // block
-        dear = products * self.matrix.shape[-1] + batch >= terms * batch
+        dear = not exporting() and products * self.matrix.shape[-1] + batch >= terms * batch
         if steps > 1 or dear or self.batch_size is not None:
             return None
         identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)

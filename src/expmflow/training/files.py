@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
+
+from expmflow._validation import expect
 
 LARGEST_JSON = 2**26  # bytes
 
@@ -41,6 +43,18 @@ def parse_json(text: str) -> Any:
 def read_json(path: Path) -> Any:
     """The value in a JSON file; `OSError` or `ValueError` if there is none, as of `read_text` and `parse_json`."""
     return parse_json(read_text(path, LARGEST_JSON))
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a file beside `path`, then put it in its place; the folder is made if it is not there."""
+    expect(not path.is_dir(), f"a file to write to in {path}", "a folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._transformed import transformed
-from expmflow._validation import expect, expect_count, expect_one_of, expect_untraced
+from expmflow._validation import expect, expect_count, expect_one_of, expect_unexported, expect_untraced
 from expmflow.nn.constraints import (
     PowerConstraint,
     SkewKernel,
@@ -125,6 +125,7 @@ def _plan_for_norm(norm: float, tol: float | None, dtype: torch.dtype) -> Series
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _plan_for_operator(op: LinearOperator, x: Tensor, tol: float | None) -> SeriesPlan:
     """The certified plan, which reads the weights: one break in a compiled graph."""
+    expect_unexported("a number of terms that follows from the graph: give the layer `terms`")
     event_shape = x.shape[1:]
     return plan_series(op.norm_bound(event_shape), tol, x.dtype, log_norm=op.log_norm_bound(event_shape))
 
@@ -313,8 +314,8 @@ class GraphConvExp(Exponential):
 
     def _series(self, op: LinearOperator, x: Tensor, t: float, plan: SeriesPlan | int | None) -> Tensor:
         """One small graph that all rows share is a small matrix, whose products cost next to nothing."""
-        small = x.shape[1:].numel() <= SMALL and op.batch_size is None and x.shape[0] >= x.shape[1:].numel()
-        if not small or torch.compiler.is_compiling():
+        size = x.shape[1:].numel()
+        if torch.compiler.is_compiling() or size > SMALL or op.batch_size is not None or x.shape[0] < size:
             return super()._series(op, x, t, plan)
         matrix = DenseOperator(op.dense(x.shape[1:]), validate=False)
         return super()._series(matrix, x.flatten(1), t, plan).reshape(x.shape)

@@ -48,7 +48,7 @@ class PeriodicConv(Transform):
         self.kernel = nn.Parameter(kernel)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        right = len(event_shape) == 3 and event_shape[0] == self.channels
+        right = len(event_shape) == 3 and event_shape[0] == self.channels and 0 not in event_shape
         expect(right, f"images of {self.channels} channels", f"events {event_shape}")
 
     def _forward(self, x: Tensor, context: Any) -> Output:

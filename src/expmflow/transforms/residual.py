@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from expmflow._transformed import batched, transformed
-from expmflow._validation import expect, expect_count, expect_one_of, expect_untraced
+from expmflow._validation import expect, expect_count, expect_one_of, expect_unexported, expect_untraced
 from expmflow.nn.constraints import constant_constraints, update_constraint
 from expmflow.nn.lipschitz import constrain_lipschitz, lipschitz_bound
 from expmflow.numerics import ConvergenceError, fixed_point
@@ -124,6 +124,7 @@ class ResidualBlock(Transform):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # an eigenvalue problem gains nothing from it
     def _follow_weights(self, x: Tensor) -> None:
         """Let the constraints hold of the weights as they are; in evaluation, where these have moved."""
+        expect_unexported("a log-determinant that is made of gradients")
         if any(transformed(p) for p in self.net.parameters()):
             return
         with nullcontext() if self.training else constant_constraints():

@@ -1,0 +1,138 @@
+"""Models as programs: recorded by torch.export, with all that depends on the weights alone computed beforehand."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.exc import UserError
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram
+from torch.fx.node import map_arg
+
+from expmflow.transforms.base import Transform, layer_name
+
+NOISY = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export", "torch.onnx")
+Table = Mapping[Any, Callable[..., Any]]
+
+
+@torch.no_grad()
+def trace(
+    module: nn.Module, inputs: Mapping[str, Tensor], shared: Sequence[str] = (), decompositions: Table | None = None
+) -> ExportedProgram:
+    """The program of a module that maps tensors to one tensor, for any number of rows.
+
+    Args:
+        module: `forward(*inputs)`, in evaluation mode, without gradients.
+        inputs: an example of at least two rows; the program's arguments get their names.
+        shared: names of inputs that all rows share, whose shapes stay what they are.
+        decompositions: operators that are to be replaced, as for `ExportedProgram.run_decompositions`.
+
+    Raises:
+        ValueError: with one sentence and the name of the layer, if a layer has to see numbers.
+    """
+    batch = Dim("batch")
+    shapes = tuple(None if name in shared else {0: batch} for name in inputs)
+    example = tuple(inputs.values())
+    with quiet():
+        try:
+            program = torch.export.export(module, example, dynamic_shapes=(shapes,))
+            flat = program.run_decompositions(dict(decompositions or {}))
+        except Exception as error:
+            raise ValueError(_sentence(error, module)) from error
+        try:
+            return torch.export.export(folded(flat.module(), list(inputs)), example, dynamic_shapes=shapes)
+        except UserError:  # what writes into parts of a tensor is for any number of rows only as it was recorded
+            return torch.export.export(module, example, dynamic_shapes=(shapes,))
+
+
+def folded(program: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    """The same program, where every value that no input changes is a constant: masks, norms, determinants.
+
+    Args:
+        program: what `ExportedProgram.module` gives, with one result.
+        names: of its inputs.
+    """
+    remaining = iter(names)
+    known: dict[fx.Node, Any] = {}
+    constants: dict[str, Tensor] = {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+
+    def argument(node: fx.Node) -> Any:
+        if node in copies:
+            return copies[node]
+        if not isinstance(known[node], Tensor):
+            return known[node]
+        name = f"constant_{len(constants)}"
+        constants[name] = known[node].detach().clone()
+        copies[node] = graph.get_attr(name)
+        return copies[node]
+
+    for node in program.graph.nodes:
+        match node.op:
+            case "placeholder":
+                copies[node] = graph.placeholder(next(remaining))
+            case "get_attr":
+                known[node] = _attribute(program, node.target)
+            case "call_function" if _is_pure(node) and all(source in known for source in node.all_input_nodes):
+                args, kwargs = map_arg((node.args, node.kwargs), lambda source: known[source])
+                known[node] = node.target(*args, **kwargs)
+            case "call_function" if node.users:
+                args, kwargs = map_arg((node.args, node.kwargs), argument)
+                copies[node] = graph.call_function(node.target, args, kwargs)
+            case "output":
+                (results,) = node.args
+                graph.output(map_arg(results[0], argument))
+    return fx.GraphModule(constants, graph)
+
+
+def _attribute(program: fx.GraphModule, path: str) -> Any:
+    value: Any = program
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _is_pure(node: fx.Node) -> bool:
+    return not (isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags)
+
+
+def _sentence(error: Exception, module: nn.Module) -> str:
+    layer = _layer_of(error.__traceback__)
+    names = {part: name for name, part in module.named_modules()}
+    where = "it" if layer is None else f"{layer_name(layer)} ({names.get(layer, 'inside of a layer')})"
+    reason = str(error).partition("\n")[0].rstrip(".")
+    expected, _, _ = reason.removeprefix("Expected no torch.export around ").partition("; got")
+    reason = f"it has {expected}" if reason.startswith("Expected no torch.export") else reason
+    return f"Expected layers that a program can run without Python; got {where}: {reason}."
+
+
+def _layer_of(trace: TracebackType | None) -> Transform | None:
+    """The innermost layer that was running when an error was raised."""
+    running = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(trace)]
+    layers = [each for each in running if isinstance(each, Transform)]
+    return layers[-1] if layers else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings that torch's exporters have for their own authors."""
+    loggers = [logging.getLogger(name) for name in NOISY]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
