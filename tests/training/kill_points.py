@@ -1,6 +1,6 @@
 """Kill a training run at a chosen file operation, or at a chosen moment, in processes forked from this one.
 
-    python kill_points.py FOLDER operations STRIDE | moments COUNT
+    python kill_points.py FOLDER flow|vae operations STRIDE | moments COUNT
 
 Prints one JSON line per kill. Forking saves importing torch again for each of them; there is one thread, so it is safe.
 """
@@ -89,14 +89,14 @@ def fingerprint(folder: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    base, kind, amount = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    base, model, way, amount = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     reference = base / "reference"
     counter = base / "count"
 
     def uninterrupted() -> None:
         operations = FileOperations(None)
         operations.install()
-        run(reference)
+        run(reference, kind=model)
         counter.write_text(str(operations.count))
 
     started = time.perf_counter()
@@ -108,7 +108,7 @@ def main() -> None:
         folder = base / name
         status = first(folder)
         killed = os.WIFSIGNALED(status)
-        resumed = in_child(lambda: run(folder))
+        resumed = in_child(lambda: run(folder, kind=model))
         same = resumed == 0 and fingerprint(folder) == expected
         print(json.dumps({"name": name, "killed": killed, "resumed": resumed == 0, "same": same}), flush=True)
         shutil.rmtree(folder)
@@ -117,20 +117,20 @@ def main() -> None:
         def first(folder: Path) -> int:
             def work() -> None:
                 FileOperations(fatal).install()
-                run(folder)
+                run(folder, kind=model)
 
             return in_child(work)
 
         return first
 
-    if kind == "operations":
+    if way == "operations":
         for fatal in range(1, total + 1, amount):
             attempt(f"operation-{fatal}", killed_at(fatal))
     else:
         moments = random.Random(0)
         for k in range(amount):
             moment = moments.uniform(0.02, duration)
-            attempt(f"moment-{k}", lambda folder, moment=moment: in_child(lambda: run(folder), moment))
+            attempt(f"moment-{k}", lambda folder, moment=moment: in_child(lambda: run(folder, kind=model), moment))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,6 @@ from pathlib import Path
 from image_run import make_config, run
 
 if __name__ == "__main__":
-    folder, precision, steps = sys.argv[1:]
-    config = make_config(steps=int(steps), precision=precision, checkpoint_every=10, validate_every=5)
-    run(Path(folder), config)
+    folder, kind, precision, steps = sys.argv[1:]
+    config = make_config(int(steps), kind, precision=precision, checkpoint_every=10, validate_every=5)
+    run(Path(folder), config, kind)
