@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -35,6 +35,16 @@ PROCESSES = 3
 
 
 def training_step(rounds: int) -> str:
+    """Of flows of couplings."""
+    return against_plain(("1x1", "convexp"), 2 * rounds)
+
+
+def sylvester_step(rounds: int) -> str:
+    """Of flows of Sylvester layers: apart, so that either table is measured in minutes."""
+    return against_plain(("sylvester",), rounds)
+
+
+def against_plain(kinds: Sequence[str], rounds: int) -> str:
     """Forward, backward and optimizer: time, memory, and that both compute the same.
 
     A model that is trained has a process of its own, and so it has here: two in one would share what memory the process
@@ -42,10 +52,10 @@ def training_step(rounds: int) -> str:
     step by step.
     """
     rows = []
-    for kind in ("1x1", "convexp", "sylvester"):
+    for kind in kinds:
         mixings = [mixing for mixing, (its, *_) in MIXINGS.items() if its == kind]
         arguments = {"plain": ("plain", mixings[0]), **{mixing: ("ours", mixing) for mixing in mixings}}
-        found = [times_apart("image_models", "step", arguments, 2 * rounds) for _ in range(PROCESSES)]
+        found = [times_apart("image_models", "step", arguments, rounds) for _ in range(PROCESSES)]
         ms, middle = (
             {name: statistics.median(typical(times[name]) for times in found) for name in arguments}
             for typical in (undisturbed, statistics.median)

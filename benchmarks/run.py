@@ -43,9 +43,11 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "products": sparse.products,
     "memory": sparse.memory,
     "imagemodels": image_models.training_step,
+    "sylvestermodel": image_models.sylvester_step,
     "papermodels": paper_models.relative_to_1x1,
     "graphmodels": graph_models.training_step,
     "tables": tables.against_nsf,
+    "tablesteps": tables.steps_of_nsf,
     "imagetraining": image_training.whole_training,  # last: it needs CIFAR-10
 }
 
