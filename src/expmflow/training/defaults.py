@@ -14,7 +14,7 @@ def default_hidden(rows: int) -> int:
 
 def default_components(rows: int) -> int:
     """Pieces of splines, and components of mixtures."""
-    return 8 if rows < FEW_ROWS else 12
+    return 8 if rows < FEW_ROWS else 10
 
 
 def default_jitter(rows: int) -> float:
