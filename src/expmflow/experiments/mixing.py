@@ -63,7 +63,7 @@ AUGMENTED = {"flip": True, "shift": 1}
 
 SETTINGS = {
     "laptop": Setting(
-        "the same structure, smaller; about half an hour a row on two cores",
+        "the same structure, smaller; about half an hour a row",
         {
             **SKELETON,
             "subflows": 4,

@@ -89,7 +89,7 @@ def halved(subflows: int) -> dict[str, dict[str, Any]]:
 def laptop(sizes: dict[str, dict[str, Any]]) -> Setting:
     """Minutes on a CPU, for this table and for the ablations."""
     return Setting(
-        "the same structure, smaller; about half an hour a row on two cores",
+        "the same structure, smaller; about half an hour a row",
         LAPTOP,
         sizes,
         {"flip": True},
