@@ -4,7 +4,7 @@ python -m benchmarks.sylvester_tradeoff [--data .data] [--steps 300] [--only def
 
 Each setting is the preset cifar10-anchor-sylvester with a few things changed, trained with the same seed and the same
 batches. What is trained already, below runs/, is not trained again. The tables go to results/sylvester.md; rows that
-are not asked for stay in them as they are.
+are not asked for stay in them as they are, so that --only without a setting writes the tables alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks.sylvester_text import text
 from torch import Tensor, nn
 
 from expmflow import transforms as T
 from expmflow.data import Dataset
 from expmflow.distributions import bits_per_dim
-from expmflow.experiments.table import markdown_table
 from expmflow.nn import ConvInner
 from expmflow.numerics import ConvergenceError, Solution, fixed_point
 from expmflow.numerics.solve import triangular_fixed_point
@@ -41,21 +41,6 @@ TOL = 1e-4  # at which the paper counts up to 50 iterations
 MOST = 400  # iterations over whole images before they are given up
 RESULTS = Path("results/sylvester.json")
 Change = Callable[[ConvInner], None]
-EXPLANATION = f"""# What the norm constraint of Sylvester flows costs
-
-CIFAR-10, the preset `cifar10-anchor-sylvester` with a few things changed: `python -m benchmarks.sylvester_tradeoff` with the
-options of the last column. Bits per dimension (−ELBO, uniform dequantization) are those of the first {IMAGES} test images, with
-the standard error over images; all settings of a seed saw the same batches.
-
-The other columns are of the inverse at a verified residual of {TOL:g}, for the first {SAMPLES} test images (the latents they are
-encoded to) and {SAMPLES} samples: iterations of the layer that took the most until every image was solved. *By rows* is the
-layer's own inverse: the most iterations of a row of the image, each of which costs an evaluation of that row alone, and those
-of the whole at the end, which verify. *Whole image* is the same iteration, preconditioned by the diagonal, on the whole image
-from the start; *plain* is the paper's iteration. *Seconds* are those of the whole model's inverse of {SAMPLES} images, on a
-machine that did other work as well; *grey levels* is the largest error of a pixel after the way there and back, out of 256, at
-this tolerance and at float32's default.
-
-"""  # noqa: E501
 
 
 def heads_apart(inner: ConvInner) -> None:
@@ -221,41 +206,16 @@ def measure(name: str, data: Path, steps: int, seed: int, threads: int | None) -
     }
 
 
-def text(rows: list[dict[str, Any]]) -> str:
-    """The tables."""
-
-    def count(value: int | None) -> str:
-        return f"none within {MOST}" if value is None else str(value)
-
-    def grey(value: float | None) -> str:
-        return "–" if value is None else f"{value:.0e}"
-
-    lines = [
-        [
-            SETTINGS[r["setting"]].words,
-            str(r["steps"]),
-            str(r["seed"]),
-            f"{r['bpd']:.3f} ± {r['error']:.3f}",
-            count(r["iterations_images"]),
-            count(r["iterations_samples"]),
-            count(r["whole"]),
-            count(r["plain"]),
-            f"{r['seconds_images']:.1f}",
-            grey(r["grey_levels"]),
-            grey(r["grey_levels_default"]),
-            f"`--only {r['setting']} --steps {r['steps']}`",
-        ]
-        for r in sorted(rows, key=lambda r: (r["steps"], list(SETTINGS).index(r["setting"]), r["seed"]))
-    ]
-    header = ["setting", "steps", "seed", "bits per dimension", "by rows, images", "by rows, samples"]
-    header += ["whole image", "plain", "seconds", "grey levels, 1e-4", "default", "command"]
-    return EXPLANATION + markdown_table(header, lines)
+def write_tables() -> None:
+    """Of all rows that there are."""
+    words = {name: setting.words for name, setting in SETTINGS.items()}
+    write_text(RESULTS.with_suffix(".md"), text(json.loads(RESULTS.read_text()), words))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=Path(".data"), help="the folder with cifar-10-batches-bin")
-    parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), metavar="SETTING")
+    parser.add_argument("--only", nargs="*", choices=list(SETTINGS), default=list(SETTINGS), metavar="SETTING")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--threads", type=int, default=None)
@@ -269,8 +229,10 @@ def main() -> None:
             rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
             key = (name, arguments.steps, seed)
             rows = [r for r in rows if (r["setting"], r["steps"], r["seed"]) != key] + [row]
-            write_json(RESULTS, {"rows": rows, "images": IMAGES, "samples": SAMPLES, "tol": TOL})
-            write_text(RESULTS.with_suffix(".md"), text(rows))
+            write_json(RESULTS, {"rows": rows, "images": IMAGES, "samples": SAMPLES, "tol": TOL, "most": MOST})
+            write_tables()
+    if not arguments.only:
+        write_tables()
 
 
 if __name__ == "__main__":

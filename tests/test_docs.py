@@ -29,6 +29,22 @@ def test_every_layer_is_in_the_table() -> None:
     assert layers == listed
 
 
+def test_the_table_says_all_of_every_layer() -> None:
+    """Equation, costs, who introduced it and when to choose it; and the closed-form directions are the layer's own."""
+    text = (DOCS / "layers.md").read_text().partition("## All layers")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    single = [row for row in rows if "layers made of layers" not in row]
+    assert len(single) > 25
+    for names, *cells in single:
+        *_, closed, introduced, choose = cells
+        assert len(cells) == 7, names
+        assert all(cells), names
+        assert min(map(len, (introduced, choose))) > 3, names
+        for name in re.findall(r"`(\w+)", names):
+            directions = getattr(T, name).closed_form
+            assert closed == ("both" if len(directions) == 2 else directions[0]), name
+
+
 def test_every_setting_is_listed_with_its_default() -> None:
     text = (DOCS / "training.md").read_text().partition("## Names of columns")[0]
     listed = set(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \| (.+?) \|", text, re.MULTILINE))

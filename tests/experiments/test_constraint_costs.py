@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 from collections import defaultdict
@@ -24,6 +25,14 @@ def gain(case: str, setting: dict[str, float], default: dict[str, float]) -> flo
     assert len(ours) >= 3
     assert ours.keys() == theirs.keys()
     return statistics.fmean(theirs[seed] - ours[seed] for seed in ours)
+
+
+def test_the_page_is_written_from_the_rows(monkeypatch: pytest.MonkeyPatch):
+    """By `python -m benchmarks.constraint_costs --only`."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    benchmark = importlib.import_module("benchmarks.constraint_costs")
+    rows = [row for same in ROWS.values() for row in same]
+    assert (ROOT / "results/constraint-costs.md").read_text() == benchmark.text(rows)
 
 
 @pytest.mark.parametrize("case", ["moons", "moons, longer", "mog-4"])

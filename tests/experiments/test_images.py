@@ -120,6 +120,13 @@ class TestSkeleton:
             assert len(counts) > 1
             assert max(counts) <= 1.02 * min(counts)
 
+    def test_norms_are_constrained_where_the_papers_are(self):
+        """Inside f_AR; the triangular convolutions of the row without it have none."""
+        for preset, expected in (("laptop", None), ("paper", 1.5), ("authors", 1.5)):
+            for row in ABLATION.rows(preset):
+                free = row.cell.name.startswith("no-ar")
+                assert row.config(preset).model.lipschitz == (None if free else expected), row.name
+
     def test_names_are_unique_and_the_first_seed_comes_first(self):
         for table in TABLES:
             for preset in table.presets:

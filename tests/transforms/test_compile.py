@@ -31,8 +31,10 @@ WITH_STATE = [  # what moves in training: the two constraints, alone and inside 
     "inverse-conv-exp",
     "inverse-conv-sylvester",
     "chain-multiscale",
+    "triangular-conv-sylvester-constrained",
+    "residual-mlp",
 ]
-SOLVED = ["emerging", "periodic", "woodbury"]  # inverses that factorise
+SOLVED = ["emerging", "periodic", "woodbury", "planar", "householder-sylvester", "maf"]  # factorised, or searched for
 
 pytestmark = [
     # torch's compiler warns of its own use of torch

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+import expmflow as ef
 from expmflow import nn
 from expmflow import transforms as T
 from expmflow.transforms.base import unread, watching
@@ -27,6 +28,39 @@ class Add(T.Transform):
 
     def _inverse(self, z, context):
         return (z - self.n) / 2, z.new_full((len(z),), -self.n)
+
+
+COMPOSED = {
+    "chain": lambda layer: T.Chain([T.Flip(), layer]),
+    "inverse": T.Inverse,
+    "split": lambda layer: T.Split(layer, None),
+    "prior": lambda layer: T.Split(T.Flip(), layer),
+    "amortized": lambda layer: T.Amortized([layer, T.Flip()]),
+    "deep": lambda layer: T.Inverse(T.Chain([T.Split(T.Chain([T.Flip(), layer]), None)])),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_a_random_layer_makes_the_whole_random(name):
+    """And what draws is the layer, not what is made of it."""
+    block = T.ResidualBlock(nn.LipschitzMLP(2))
+    whole = COMPOSED[name](block)
+    flow = ef.Flow(T.Chain([whole]), ef.distributions.StandardNormal((4,) if name in ("split", "deep") else (2,)))
+    assert not whole.exact_logdet
+    assert [flow.get_submodule(path) for path in flow.random_layers] == [block]
+    block.logdet = "exact"
+    assert whole.exact_logdet
+    assert flow.exact
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_the_whole_needs_an_iteration_where_a_part_does(name):
+    assert COMPOSED[name](T.Flip()).closed_form == ("forward", "inverse")
+    one = "inverse" if name in ("inverse", "deep") else "forward"
+    assert COMPOSED[name](T.DenseSylvester(2, 4)).closed_form == (one,)
+    both = T.Chain([T.MaskedAutoregressive(2, 4), T.InverseAutoregressive(2, 4)])
+    assert both.closed_form == T.Inverse(both).closed_form == ()
+    assert T.Chain([]).closed_form == ("forward", "inverse")
 
 
 def test_a_chain_runs_in_the_order_of_its_list():

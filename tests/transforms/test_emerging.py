@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import expmflow as ef
 from expmflow import transforms as T
 from expmflow.distributions.describe import count_parameters
 from expmflow.numerics import wavefront
@@ -222,3 +223,36 @@ def test_weights_that_stretch_cost_no_more_digits_than_one_point_after_the_other
     monkeypatch.setattr(wavefront, "KEPT_TILE", 1)
     assert tiles <= 3 * error()
     assert tiles < 1e-3
+
+
+def stretching(scale: float) -> T.Emerging:
+    torch.manual_seed(0)
+    layer = T.Emerging(4).eval()
+    with torch.no_grad():
+        for conv in (layer.first, layer.second):
+            conv.parametrizations.weight.original.mul_(scale)
+    return layer
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["with gradients", "without"])
+@pytest.mark.parametrize("scale", [30.0, 60.0, 200.0])
+def test_an_inverse_that_is_none_is_not_returned(scale, record):
+    """Errors grow from point to point, beyond the digits of float32, or beyond its numbers."""
+    layer, z = stretching(scale), draw("z", 2, 4, 16, 16).float()
+    message = r"^Emerging: Expected a residual of at most 0\.00035 \(relative\); got (\d|inf).* in this precision\.$"
+    with torch.set_grad_enabled(record), pytest.raises(ef.ConvergenceError, match=message) as caught:
+        layer.inverse(z)
+    assert caught.value.solution.residual > 3e-4
+    if scale == 30:  # float64 has digits enough
+        x, _ = layer.double().inverse(z.double())
+        torch.testing.assert_close(layer(x)[0], z.double(), rtol=0, atol=1e-9)
+
+
+def test_an_inverse_is_verified_without_a_pass_where_it_is_plain(monkeypatch):
+    """A bound on what rounding can do is enough for weights that do not stretch."""
+    layer = settled(12).float()
+    x = draw("x", 2, 12, 8, 8).float()
+    with torch.no_grad():
+        z, _ = layer(x)
+    monkeypatch.setattr(T.Emerging, "_forward", None)
+    torch.testing.assert_close(inverse(layer, z)[0], x, rtol=0, atol=1e-4)

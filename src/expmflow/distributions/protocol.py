@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from expmflow._validation import expect, expect_count, expect_type
 from expmflow.distributions.bounds import elbo, estimate_log_weights, importance_weighted
-from expmflow.transforms.base import Transform
+from expmflow.transforms.base import Composite, Transform
 
 NoiseKind = Literal["uniform", "normal"]
 Noise = Tensor | Sequence[Tensor] | None
@@ -116,8 +116,8 @@ class Density(nn.Module, ABC):
     @final
     def random_layers(self) -> tuple[str, ...]:
         """The names of layers whose log-determinant is a random estimate: the exponential of a result is biased."""
-        layers = self.named_modules()
-        return tuple(name for name, layer in layers if isinstance(layer, Transform) and not layer.exact_logdet)
+        layers = [(name, layer) for name, layer in self.named_modules() if isinstance(layer, Transform)]
+        return tuple(name for name, layer in layers if not (layer.exact_logdet or isinstance(layer, Composite)))
 
     def start_from(self, rows: Tensor) -> None:
         """Called with the training rows, once, before training: to start from what is known of them."""

@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_type
-from expmflow.transforms.base import Chain, Inverse, Output, Transform
+from expmflow.transforms.base import Chain, Composite, Inverse, Output, Transform
 
 
 class Amortizable(Transform):
@@ -65,7 +65,7 @@ def check_params(context: Any, x: Tensor, count: int, *, maps: bool = False) -> 
 
 
 @final
-class Amortized(Transform):
+class Amortized(Composite):
     """Layers one after the other whose parameters one context brings: the output of one linear head, for all of them.
 
     The context `(batch, params_per_sample)` is cut into columns: first `context_features`, which go to every layer that

@@ -166,8 +166,27 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _state.watchers.remove(watcher)
 
 
+class Composite(Transform):
+    """A layer made of layers, its children: what it says of itself holds of all of them."""
+
+    @property
+    def exact_logdet(self) -> bool:  # type: ignore[override]
+        """Whether the log-determinants of all its layers are exact."""
+        return all(layer.exact_logdet for layer in self._parts())
+
+    @property
+    def closed_form(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The directions in which none of its layers needs an iteration."""
+        return tuple(way for way in Transform.closed_form if all(way in layer.closed_form for layer in self._parts()))
+
+    def _parts(self) -> Iterator[Transform]:
+        for child in self.children():
+            layers = child if isinstance(child, nn.ModuleList) else [child]
+            yield from (layer for layer in layers if isinstance(layer, Transform))
+
+
 @final
-class Chain(Transform):
+class Chain(Composite):
     """Layers one after the other, in the order of the list; log-determinants add up.
 
     Example:
@@ -230,12 +249,18 @@ class Chain(Transform):
 
 
 @final
-class Inverse(Transform):
+class Inverse(Composite):
     """A layer run backwards."""
 
     def __init__(self, transform: Transform) -> None:
         super().__init__()
         self.transform = transform
+
+    @property
+    def closed_form(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The directions of the layer, swapped."""
+        there, back = Transform.closed_form
+        return tuple(way for way, its in ((there, back), (back, there)) if its in self.transform.closed_form)
 
     def output_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
         return self.transform.input_shape(event_shape)

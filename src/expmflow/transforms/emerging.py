@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, final
 
 import torch
@@ -12,12 +13,14 @@ from torch.nn.utils import parametrize
 from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count, expect_type
 from expmflow.nn.masked import Mask
+from expmflow.numerics import ConvergenceError, Solution
 from expmflow.numerics.wavefront import CornerSystem, TiledCorners, solve_corners, solve_tiled, tile_corners
-from expmflow.transforms.base import Output, Transform, real_points
+from expmflow.transforms.base import Output, Transform, layer_name, real_points
 from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1
 from expmflow.transforms.frozen import Snapshot
 
 INITIAL_NORM = 0.1  # of what is added to the identity, about
+ROUNDINGS = 16  # that one entry of a residual may be the sum of, relative to the largest product in it
 
 
 @final
@@ -29,7 +32,9 @@ class Emerging(Transform):
     with d the diagonals of both centre taps, stored as sign and log-magnitude, so that training cannot carry one
     through zero. Forward: two convolutions (W is folded into the first). Inverse: two triangular systems, solved an
     anti-diagonal at a time, h + w − 1 steps each for points, or fewer for square tiles of points where these have few
-    channels. In evaluation mode and without gradients, what both systems need of the weights is kept.
+    channels. In evaluation mode and without gradients, what both systems need of the weights is kept. Weights may
+    stretch an image by more than a dtype has digits: an inverse is verified, and what is none raises
+    `ConvergenceError`.
 
     The re-implementation that the convolution exponential was compared with reverses height and width only, so that
     both of its centre taps are triangular the same way, and leaves the diagonal free to pass through zero; its inverse
@@ -58,31 +63,64 @@ class Emerging(Transform):
         self.first = CornerConv(channels, kernel_size)
         self.second = CornerConv(channels, kernel_size, reverse=True)
         self._snapshot = Snapshot()
-        self._tiled: tuple[tuple[int, ...], TiledCorners] | None = None
+        self._tiled: tuple[tuple[int, ...], TiledCorners, float] | None = None
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         right = len(event_shape) == 3 and event_shape[0] == self.channels and 0 not in event_shape
         expect(right, f"images of {self.channels} channels", f"events {event_shape}")
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        first = torch.einsum("omhw,mi->oihw", self.first.kernel(), self.conv1x1.matrix())
-        y = F.conv2d(x, first.contiguous(), self.first.bias, padding=self.first.centre)
+        y = F.conv2d(x, self._folded(), self.first.bias, padding=self.first.centre)
         return self.second(y), self._logdet(x)
+
+    def _folded(self) -> Tensor:
+        """The kernel of the first convolution behind the 1×1."""
+        return torch.einsum("omhw,mi->oihw", self.first.kernel(), self.conv1x1.matrix()).contiguous()
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
         logdet = -self._logdet(z)
-        if not self.training and not torch.is_grad_enabled() and not _recorded(z, *self.parameters()):
-            return solve_tiled(self._frozen_systems(tuple(z.shape[1:])), z), logdet
-        return solve_corners(self._systems(), z), logdet
+        if _recorded(z, *self.parameters()):
+            return solve_corners(self._systems(), z), logdet
+        if not self.training and not torch.is_grad_enabled():
+            tiled, gain = self._frozen_systems(tuple(z.shape[1:]))
+            x = solve_tiled(tiled, z)
+        else:
+            x, gain = solve_corners(self._systems(), z), self._gain()
+        self._verify(x.detach(), z.detach(), gain)
+        return x, logdet
 
     def _systems(self) -> list[CornerSystem]:
         return [self.second.system(), self.first.system(self.conv1x1)]
 
-    def _frozen_systems(self, event_shape: tuple[int, ...]) -> TiledCorners:
+    def _frozen_systems(self, event_shape: tuple[int, ...]) -> tuple[TiledCorners, float]:
         """Kept as long as the weights are what they were, for the image size of the last call."""
         if not self._snapshot.matches(self) or self._tiled is None or self._tiled[0] != event_shape:
-            self._tiled = event_shape, tile_corners(self._systems(), event_shape)
-        return self._tiled[1]
+            self._tiled = event_shape, tile_corners(self._systems(), event_shape), self._gain()
+        return self._tiled[1:]
+
+    @torch.no_grad()
+    def _gain(self) -> float:
+        """The largest sum of products that an entry of the output may be, for inputs of at most 1."""
+        kernels = self._folded(), self.second.kernel()
+        return math.prod(float(kernel.abs().sum((1, 2, 3)).amax()) for kernel in kernels)
+
+    @torch.no_grad()
+    def _verify(self, x: Tensor, z: Tensor, gain: float) -> None:
+        """Raise unless x is the image of which z is made; it is made again only where x is so large that it may not."""
+        if x.numel() == 0 or not math.isfinite(gain):  # of NaN, whoever looks at the result says where it began
+            return
+        eps = torch.finfo(z.dtype).eps
+        allowed = eps**0.5 * z.abs().amax((1, 2, 3)).clamp_min(1)
+        if bool((ROUNDINGS * eps * gain * x.abs().amax((1, 2, 3)) <= allowed).all()):
+            return
+        residual = ((self._forward(x, None)[0] - z).abs().amax((1, 2, 3)) / allowed).nan_to_num(torch.inf, torch.inf)
+        worst = float(residual.amax()) * eps**0.5
+        if worst > eps**0.5:
+            raise ConvergenceError(
+                f"{layer_name(self)}: Expected a residual of at most {eps**0.5:.2g} (relative); got {worst:.2g}. A map "
+                "that stretches by so much has no inverse in this precision.",
+                Solution(x, 1, worst, False),
+            )
 
     def _logdet(self, x: Tensor) -> Tensor:
         per_point = self.conv1x1.log_abs_det() + self.first.log_diagonal.sum() + self.second.log_diagonal.sum()

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from expmflow._validation import expect
-from expmflow.transforms.base import Output, Transform
+from expmflow.transforms.base import Composite, Output, Transform
 
 
 @final
-class Split(Transform):
+class Split(Composite):
     """The first half of the channels goes on through `rest`; the second is explained by `prior` and leaves.
 
     `prior` is a conditional density in the form of a layer, an `AffineCoupling` over all the channels: it turns the
