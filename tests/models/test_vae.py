@@ -206,6 +206,8 @@ def test_what_does_not_fit_is_refused():
         vae(torch.tensor([0, 2] * 8).reshape(1, 1, 4, 4))
     with pytest.raises(ValueError, match=r"^Expected no context for a VAE; got one\.$"):
         vae.sample(2, context=torch.zeros(2))
+    with pytest.raises(TypeError, match=r"^Expected a FlowPosterior; got Planar\.$"):
+        VAE(vae.encoder, T.Planar(4, amortized=True), vae.decoder)
     posterior = FlowPosterior(None, AmortizedGaussian((4,)))
     wrong = VAE(nn.Sequential(nn.Flatten(), nn.Linear(16, 7)), posterior, vae.decoder)
     with pytest.raises(ValueError, match=r"^Expected parameters of shape \(batch, 8\); got \(2, 7\)\.$"):

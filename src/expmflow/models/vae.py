@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, final
 import torch
 from torch import Tensor, nn
 
-from expmflow._validation import expect
+from expmflow._validation import expect, expect_type
 from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood, NonFiniteError
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.gaussian import LOG_2PI
@@ -52,6 +52,7 @@ class VAE(Density):
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__()
+        expect_type(isinstance(posterior, FlowPosterior), "a FlowPosterior", type(posterior).__name__)
         self.encoder = encoder
         self.posterior = posterior
         self.decoder = decoder

@@ -71,7 +71,7 @@ def _limit(axis: Axes, values: Sequence[float], validated: Sequence[float]) -> N
 
 def scores_figure(summary: Summary) -> Figure:
     """How the likelihoods of the rows of each part are spread, in the unit of the run."""
-    figure = new_figure(6.4, 2.6)
+    figure = new_figure(9.6, 3.0)
     axis = figure.subplots()
     factor = summary.unit.per_nat
     parts = {part: factor * nll[nll.isfinite()] for part, nll in summary.known.nll.items() if len(nll) > 1}
