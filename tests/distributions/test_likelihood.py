@@ -48,6 +48,27 @@ def test_all_colours_have_a_probability_of_one_together(levels, channels, kind, 
     assert torch.isfinite(grad).all()
 
 
+@pytest.mark.parametrize("kind", EXTREMES)
+def test_all_levels_of_a_colour_add_up_to_the_colours_before_it(kind):
+    """RGB of 256 levels: over all blues it is the density of red and green, over all greens that of red."""
+    k, every = 5, torch.arange(256)
+    logits, means, log_scales, coefficients = mixture_params(LogisticMixture(3, components=k), kind).split(
+        [k, 3 * k, 3 * k, 3 * k], dim=1
+    )
+    for colours in (3, 2):
+        first = colours - 1
+        known = torch.tensor([[0, 255], [17, 128], [255, 0]])[:, :first]
+        pairs = (colours * (colours - 1) // 2, first * (first - 1) // 2)
+        whole, before = (
+            torch.cat([logits, means[:, : c * k], log_scales[:, : c * k], coefficients[:, : n * k]], 1)
+            for c, n in zip((colours, first), pairs, strict=True)
+        )
+        x = torch.cat([known.repeat_interleave(256, 0), every.repeat(3).unsqueeze(1)], 1)[..., None, None]
+        log_prob = LogisticMixture(colours, components=k).log_prob(x, whole.expand(len(x), -1, 1, 1))
+        expected = LogisticMixture(first, components=k).log_prob(known[..., None, None], before.expand(3, -1, 1, 1))
+        torch.testing.assert_close(log_prob.reshape(3, 256).logsumexp(1), expected, rtol=1e-10, atol=1e-10)
+
+
 def test_a_level_by_the_difference_of_distribution_functions():
     """Where float64 can take the difference: one component, the middle and both edges."""
     mixture = LogisticMixture(1, components=1, levels=256)

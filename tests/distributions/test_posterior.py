@@ -93,6 +93,20 @@ def test_numbers_per_sample_add_up():
     assert posterior.params_per_sample == 8 + 5 + (16 + 12 + 8)
 
 
+def test_a_base_of_torch_draws_its_own_numbers():
+    base = torch.distributions.Independent(torch.distributions.StudentT(torch.full((3,), 5.0, dtype=F64)), 1)
+    posterior = FlowPosterior(T.Planar(3, amortized=True), base).double()
+    params = draw("params", 4, posterior.params_per_sample)
+    z, log_q = posterior.rsample_and_log_prob(params)
+    start, logdet = posterior.transform.inverse(z, params)
+    torch.testing.assert_close(log_q, base.log_prob(start) + logdet)
+    torch.testing.assert_close(posterior.log_prob(z, params), log_q)
+    with pytest.raises(TypeError, match=r"^Expected a base that takes noise; got Independent"):
+        posterior.rsample_and_log_prob(params, torch.zeros(4, 3, dtype=F64))
+    with pytest.raises(TypeError, match=r"^Expected AmortizedGaussian or a base density, .*; got Linear\.$"):
+        FlowPosterior(None, torch.nn.Linear(2, 2))
+
+
 def test_what_does_not_fit_is_refused():
     posterior = FlowPosterior(T.Planar(2, amortized=True), AmortizedGaussian((2,)))
     with pytest.raises(ValueError, match=r"^Expected parameters of shape \(batch, 9\); got \(3, 8\)\.$"):

@@ -116,6 +116,14 @@ def test_what_latents_make_of_rows():
     torch.testing.assert_close(found.path[4], vae.decode(centres[:2]).mean(0))
 
 
+def test_the_same_rows_have_the_same_latents():
+    vae, x = linear_vae(T.DenseSylvester(2, 6)), draw("x", 20, 3)
+    torch.manual_seed(1)
+    first = vae.latents(x)
+    assert torch.equal(vae.latents(x).kl, first.kl)
+    assert vae.latents(x[1:]).kl.ne(first.kl).all()
+
+
 def test_copies_of_one_row_are_encoded_once():
     vae, x, noise = own_networks(), torch.randint(2, (1, 1, 4, 4)), torch.randn(5, 4)
     seen: list[int] = []
@@ -198,6 +206,8 @@ def test_what_does_not_fit_is_refused():
         vae(torch.tensor([0, 2] * 8).reshape(1, 1, 4, 4))
     with pytest.raises(ValueError, match=r"^Expected no context for a VAE; got one\.$"):
         vae.sample(2, context=torch.zeros(2))
+    with pytest.raises(TypeError, match=r"^Expected a FlowPosterior; got Planar\.$"):
+        VAE(vae.encoder, T.Planar(4, amortized=True), vae.decoder)
     posterior = FlowPosterior(None, AmortizedGaussian((4,)))
     wrong = VAE(nn.Sequential(nn.Flatten(), nn.Linear(16, 7)), posterior, vae.decoder)
     with pytest.raises(ValueError, match=r"^Expected parameters of shape \(batch, 8\); got \(2, 7\)\.$"):

@@ -49,8 +49,9 @@ def evaluate(
 ) -> None:
     """The negative log-likelihood of a run's test rows, with its standard error.
 
-    In nats per row, and in bits per dimension (the nats of a row over its features and log 2). Of a continuous density
-    either may be negative. Graphs have nats per node too, and those of a known mixture its entropy.
+    In nats per row, and in bits per dimension (the nats of a row over its features and log 2), except for images in
+    black and white, which have nats alone. Of a continuous density either may be negative. Graphs have nats per node
+    too, and those of a known mixture its entropy.
 
     Of images it is a bound, −ELBO, from one noise for each image. With --importance-samples K it is from K, and the
     tighter importance-weighted bound stands beside it. That takes long, so each image's result is kept at once in

@@ -62,9 +62,10 @@ def score(
     counts. Images are cropped and resized as the run's data was, or to whatever the model takes with --fit.
 
     Printed columns: row, log_likelihood (nats), typicality, flagged; for images name, bpd (bits per dimension) in place
-    of the first two. The typicality is |nll − mean| / std, with the mean and the standard deviation of the validation
-    rows: rows that are too likely are unusual too. Smooth images are likelier than photographs under a model of
-    photographs, so low likelihood alone finds few of those that do not belong.
+    of the first two, or name, nll (nats) where pixels are black or white. The typicality is |nll − mean| / std, with
+    the mean and the standard deviation of the validation rows: rows that are too likely are unusual too. Smooth images
+    are likelier than photographs under a model of photographs, so low likelihood alone finds few of those that do not
+    belong.
 
     With --reference, the AUROC: how often a row of FILE is less typical than one that is known to be normal, such as
     images that were held out; 1 tells them all apart, 0.5 is chance. Writes the file --out, and nothing else.

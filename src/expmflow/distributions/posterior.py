@@ -8,8 +8,10 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_type
+from expmflow.distributions.foreign import TorchBase
 from expmflow.distributions.gaussian import LOG_2PI, Base
 from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.base import Chain, Transform
@@ -75,7 +77,8 @@ class FlowPosterior(nn.Module):
 
     Args:
         transform: noise to latents; layers with `amortized=True` take their parameters from the encoder.
-        base: `AmortizedGaussian`, or a base density of its own, as `StandardNormal`.
+        base: `AmortizedGaussian`, or a base density of its own: `StandardNormal`, or any `torch.distributions`
+            object without a batch, which draws its random numbers itself and takes no noise.
         context_features: of the context that layers of the flow share; 0 for none.
 
     Example:
@@ -86,9 +89,16 @@ class FlowPosterior(nn.Module):
     """
 
     def __init__(
-        self, transform: Transform | None, base: AmortizedGaussian | Base, *, context_features: int = 0
+        self,
+        transform: Transform | None,
+        base: AmortizedGaussian | Base | Distribution,
+        *,
+        context_features: int = 0,
     ) -> None:
         super().__init__()
+        base = TorchBase(base) if isinstance(base, Distribution) else base
+        known = isinstance(base, AmortizedGaussian | Base)
+        expect_type(known, "AmortizedGaussian or a base density, ours or of torch.distributions", type(base).__name__)
         self.transform = Amortized(Chain([]) if transform is None else transform, context_features=context_features)
         self.base = base
 
@@ -114,15 +124,7 @@ class FlowPosterior(nn.Module):
             noise: standard normal, `(batch, *event)`; drawn if None.
         """
         own, rest = self._split(params)
-        shape = (params.shape[0], *self.event_shape)
-        if noise is None:
-            noise = torch.randn(shape, dtype=params.dtype, device=params.device)
-        expect(tuple(noise.shape) == shape, f"noise of shape {shape}", tuple(noise.shape))
-        if isinstance(self.base, AmortizedGaussian):
-            start, log_q = self.base.rsample_and_log_prob(own, noise)
-        else:
-            start = self.base.transform_noise(noise, 1.0)
-            log_q = self.base.log_prob(start)
+        start, log_q = self._start(own, noise)
         z, logdet = self.transform(start, rest)
         return z, log_q - logdet
 
@@ -134,6 +136,20 @@ class FlowPosterior(nn.Module):
             self.base.log_prob(start, own) if isinstance(self.base, AmortizedGaussian) else self.base.log_prob(start)
         )
         return log_q + logdet
+
+    def _start(self, own: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A sample of the base for each row, and its log-density."""
+        if noise is None and isinstance(self.base, TorchBase):
+            start = self.base.draw(own.shape[0])
+            return start, self.base.log_prob(start)
+        shape = (own.shape[0], *self.event_shape)
+        if noise is None:
+            noise = torch.randn(shape, dtype=own.dtype, device=own.device)
+        expect(tuple(noise.shape) == shape, f"noise of shape {shape}", tuple(noise.shape))
+        if isinstance(self.base, AmortizedGaussian):
+            return self.base.rsample_and_log_prob(own, noise)
+        start = self.base.transform_noise(noise, 1.0)
+        return start, self.base.log_prob(start)
 
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the base is told, and the flow."""

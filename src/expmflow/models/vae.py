@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, final
 import torch
 from torch import Tensor, nn
 
-from expmflow._validation import expect
+from expmflow._validation import expect, expect_type
 from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood, NonFiniteError
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.gaussian import LOG_2PI
@@ -52,6 +52,7 @@ class VAE(Density):
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__()
+        expect_type(isinstance(posterior, FlowPosterior), "a FlowPosterior", type(posterior).__name__)
         self.encoder = encoder
         self.posterior = posterior
         self.decoder = decoder
@@ -122,7 +123,7 @@ class VAE(Density):
 
     @torch.no_grad()
     def latents(self, x: Tensor) -> Latents:
-        """Reconstructions, a path between two rows, and the KL of each latent number.
+        """Reconstructions, a path between two rows, and the KL of each latent number; for the same rows the same.
 
         A number's KL is that of the normal with the mean and the variance that it has under q(z | x), to N(0, 1).
         """
@@ -130,12 +131,14 @@ class VAE(Density):
         centres, _ = self.posterior.rsample_and_log_prob(params, params.new_zeros(shape))
         share = torch.linspace(0, 1, PATH_STEPS, dtype=centres.dtype, device=centres.device)
         line = torch.lerp(centres[0], centres[1], share.reshape(-1, *(1,) * (centres.ndim - 1)))
-        kl = torch.cat([self._kl(part) for part in params.split(KL_ROWS)])
+        generator = torch.Generator().manual_seed(0)
+        kl = torch.cat([self._kl(part, generator) for part in params.split(KL_ROWS)])
         return Latents(x, self.decode(centres), self.decode(line), kl.mean(0))
 
-    def _kl(self, params: Tensor) -> Tensor:
+    def _kl(self, params: Tensor, generator: torch.Generator) -> Tensor:
         """Of each row and each latent number, from samples."""
-        many, _ = self.posterior.rsample_and_log_prob(params.repeat_interleave(KL_SAMPLES, 0))
+        noise = torch.randn(len(params) * KL_SAMPLES, *self.posterior.event_shape, generator=generator).to(params)
+        many, _ = self.posterior.rsample_and_log_prob(params.repeat_interleave(KL_SAMPLES, 0), noise)
         variance, mean = torch.var_mean(many.reshape(len(params), KL_SAMPLES, -1), 1)
         return 0.5 * (mean.square() + variance - 1 - variance.log())
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+WIDE_BARS = 128  # so many have gaps between them
+
 
 def curves_figure(summaries: Sequence[Summary]) -> Figure:
     """The training and validation nll, and the learning rate, of all runs over their steps."""
@@ -28,7 +30,7 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
         unit = summary.unit.per_nat if len(names) == 1 else 1.0
         label = f"{summary.name}: " if len(summaries) > 1 else ""
         steps, values = _series(summary.records, "nll", unit)
-        left.plot(steps, values, color=colour, alpha=0.35, linewidth=1, label=f"{label}training")
+        left.plot(steps, values, color=colour, alpha=0.35, linewidth=1, label=f"{label}training{_warmup(summary)}")
         steps, values = _series(summary.records, "validation_nll", unit)
         left.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=f"{label}validation")
         if steps:
@@ -38,7 +40,8 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
         shown += _series(summary.records, "nll", unit)[1]
         validated += values
     _limit(left, shown, validated)
-    decorate(left, f"negative log-likelihood ({names.pop() if len(names) == 1 else 'nats'})", "step")
+    what = "−ELBO" if all(summary.is_bound for summary in summaries) else "negative log-likelihood"
+    decorate(left, f"{what} ({names.pop() if len(names) == 1 else 'nats'})", "step")
     decorate(right, "learning rate", "step")
     for axis in (left, right):
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -47,6 +50,12 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
     if left.lines:
         left.legend(frameon=False, fontsize=8, labelcolor=INK)
     return figure
+
+
+def _warmup(summary: Summary) -> str:
+    """What is to be known of a training loss: at first it has less of the KL part than the validation has."""
+    steps = summary.config["optim"].get("kl_warmup", 0)
+    return f", KL part growing until step {steps:,}" if steps else ""
 
 
 def _limit(axis: Axes, values: Sequence[float], validated: Sequence[float]) -> None:
@@ -62,7 +71,7 @@ def _limit(axis: Axes, values: Sequence[float], validated: Sequence[float]) -> N
 
 def scores_figure(summary: Summary) -> Figure:
     """How the likelihoods of the rows of each part are spread, in the unit of the run."""
-    figure = new_figure(6.4, 2.6)
+    figure = new_figure(9.6, 3.0)
     axis = figure.subplots()
     factor = summary.unit.per_nat
     parts = {part: factor * nll[nll.isfinite()] for part, nll in summary.known.nll.items() if len(nll) > 1}
@@ -75,9 +84,23 @@ def scores_figure(summary: Summary) -> Figure:
         if part == "train":
             style = {"histtype": "stepfilled", "alpha": 0.5}
         axis.hist(values.numpy(), bins=bins(values), range=reach, density=True, color=colour, label=label, **style)
-    decorate(axis, f"nll of single rows ({summary.unit.name})", "")
+    decorate(axis, f"{'−ELBO' if summary.is_bound else 'nll'} of single rows ({summary.unit.name})", "")
     axis.set_yticks([])
     axis.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def latents_figure(summary: Summary) -> Figure | None:
+    """The KL of each latent number, from the largest to the least; None where there are no latents."""
+    if summary.latents is None:
+        return None
+    kl = summary.latents.kl.double().cpu().sort(descending=True).values
+    figure = new_figure(9.6, 2.4)
+    axis = figure.subplots()
+    axis.bar(range(1, len(kl) + 1), kl.numpy(), width=0.8 if len(kl) <= WIDE_BARS else 1.0, color=COLOURS[0])
+    axis.set_xlim(0.4, len(kl) + 0.6)
+    axis.locator_params(axis="x", integer=True)
+    decorate(axis, f"KL of each latent number, {float(kl.sum()):.4g} in all (nats)", "latent number, largest KL first")
     return figure
 
 

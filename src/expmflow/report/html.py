@@ -15,7 +15,7 @@ from expmflow import __version__
 from expmflow.data.drawing.panels import save_figure
 from expmflow.data.kinds import sources
 from expmflow.data.kinds.base import NATS, Picture
-from expmflow.report.figures import curves_figure, scores_figure
+from expmflow.report.figures import curves_figure, latents_figure, scores_figure
 from expmflow.report.summary import Summary
 
 Row = tuple[str, list[str]]
@@ -49,6 +49,7 @@ def _shown(summary: Summary) -> dict[str, Any]:
         "name": summary.name,
         "pictures": _pictures(summary),
         "scores": _embedded(scores_figure(summary)),
+        "latents": None if (latents := latents_figure(summary)) is None else _embedded(latents),
         "certificates": summary.certificates,
     }
 
@@ -73,7 +74,8 @@ def _pictures(summary: Summary) -> list[dict[str, str]]:
             pictures = [*pictures, Picture(picture.write, caption)]
     if (latents := summary.latents) is not None:
         rows, expected, path = (part.cpu() for part in (latents.rows, latents.reconstructions, latents.path))
-        pictures = [*pictures, *summary.kind.reconstructions(rows, expected, path, summary.layout)]
+        part = _part(summary.latents_of)
+        pictures = [*pictures, *summary.kind.reconstructions(rows, expected, path, summary.layout, part=part)]
     return [
         {
             "alt": f"{picture.caption or 'The data beside samples'} of {summary.name}",
@@ -106,6 +108,11 @@ def _with_error(value: float, error: float, factor: float = 1.0) -> str:
     return f"{_nats(factor * value)} ± {_nats(factor * error)}"
 
 
+def _part(name: str) -> str:
+    """Of the data, as people call it."""
+    return {"train": "training"}.get(name, name)
+
+
 def _tested(summary: Summary) -> bool:
     """Whether what was measured is the test."""
     return summary.known.counts["test"] > 0
@@ -115,11 +122,10 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
     """What is said of a run; of several, each line stands once."""
     what, unit = "−ELBO" if s.is_bound else "nll", s.unit
     if s.records:
-        yield "best validation nll (nats)", _nats(s.best["validation_nll"])
+        yield f"best validation {what} (nats)", _nats(s.best["validation_nll"])
         yield "at step", f"{s.best['step']} of {s.last_step}"
     if not _tested(s):
-        part = {"train": "training"}.get(s.known.tested, s.known.tested)
-        yield f"no test rows; {part} nll (nats)", _with_error(s.test_nll, s.test_error)
+        yield f"no test rows; {_part(s.known.tested)} {what} (nats)", _with_error(s.test_nll, s.test_error)
     else:
         whole = [w for w in s.weighted if w.rows == s.known.counts["test"]]  # more noises say the same more precisely
         value, error = (whole[-1].elbo, whole[-1].elbo_error) if whole else (s.test_nll, s.test_error)
@@ -143,9 +149,10 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
         yield "latents in use (KL above 0.01 nats)", f"{int((kl > 0.01).sum())} of {len(kl)}"
         largest = ", ".join(f"{value:.2f}" for value in kl.sort(descending=True).values[:MOST_LATENTS].tolist())
         yield "KL of latents, largest first (nats)", largest + (", …" if len(kl) > MOST_LATENTS else "")
-    yield f"round-trip error, {'relative' if s.layout.levels is None else 'grey levels'}", _number(s.round_trip, 2)
-    error = max((c.plan.truncation_bound for c in s.certificates), default=math.nan)
-    yield "largest truncation error, proven", _number(error, 2)
+    else:  # from latents there is no way back
+        yield f"round-trip error, {'relative' if s.layout.levels is None else 'grey levels'}", _number(s.round_trip, 2)
+    if s.certificates:
+        yield "largest truncation error, proven", _number(max(c.plan.truncation_bound for c in s.certificates), 2)
 
 
 def _timings(s: Summary) -> Iterator[tuple[str, str]]:

@@ -56,6 +56,7 @@ class Summary:
     weighted: tuple[Weighted, ...] = ()
     entropy: float | None = None
     latents: Latents | None = None
+    latents_of: str = "test"
 
     @property
     def unit(self) -> Unit:
@@ -93,6 +94,7 @@ def summarise(trained: Trained, advance: Advance = lambda done: None) -> Summary
     labels = None if known.labels is None else known.labels[:checked]
     rows, context = trained.rows(known.rows[:checked]), trained.context(labels)
     nll = known.nll[known.tested]
+    part, examples = ("train", known.rows) if known.examples is None else (known.tested, known.examples)
     return Summary(
         name=trained.name,
         kind=trained.kind,
@@ -122,7 +124,8 @@ def summarise(trained: Trained, advance: Advance = lambda done: None) -> Summary
             for k, found in kept_results(trained, "test").items()
         ),
         entropy=trained.kind.entropy(trained.config.data.name),
-        latents=trained.model.latents(rows) if len(rows) > 1 else None,
+        latents=trained.model.latents(trained.rows(examples[:checked])) if len(examples) > 1 else None,
+        latents_of=part,
     )
 
 

@@ -39,6 +39,8 @@ class Reference:
         labels: of these rows, where the model is told their classes.
         extremes: the most likely and the least likely of the rows that were measured for the test, if a report shows
             them.
+        examples: the first of the rows that were measured for the test, for what latents make of them; None in what
+            earlier versions kept.
         baselines: the mean nll of the same rows under simple densities, by what to call them.
     """
 
@@ -49,6 +51,7 @@ class Reference:
     columns: int | None = None
     labels: Tensor | None = None
     extremes: tuple[Tensor, Tensor] | None = None
+    examples: Tensor | None = None
     baselines: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -85,6 +88,7 @@ def measure(trained: Trained, data: Dataset, advance: Advance = lambda done: Non
         columns,
         labels["train"][places] if labels and len(data.train) else None,
         _extremes(trained, parts[tested][:most], nll[tested]),
+        parts[tested][: trained.kind.report_checked],
         trained.kind.baselines(data.train, parts[tested][:most]) if len(data.train) else {},
     )
 
@@ -102,6 +106,8 @@ def keep(trained: Trained, reference: Reference) -> None:
         tensors["labels"] = reference.labels
     if reference.extremes is not None:
         tensors["likely"], tensors["unlikely"] = reference.extremes
+    if reference.examples is not None:
+        tensors["examples"] = reference.examples.clone()
     known = {"counts": reference.counts, "columns": reference.columns, "baselines": reference.baselines}
     metadata = {"format": FORMAT, "weights": _weights(trained), "known": json.dumps(known)}
     save_weights(trained.folder.reference, tensors, metadata)
@@ -126,6 +132,7 @@ def load_reference(trained: Trained) -> Reference | None:
             known["columns"],
             tensors.get("labels"),
             extremes,
+            tensors.get("examples"),
             {str(name): float(value) for name, value in known["baselines"].items()},
         )
     except (KeyError, OverflowError, TypeError, ValueError, AttributeError) as error:

@@ -35,7 +35,9 @@ class DataConfig(Section):
     path: Path | None = Field(
         None, description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images, graphs)"
     )
-    dir: Path | None = Field(None, description="where the official files are (mnist, fashion-mnist, cifar10)")
+    dir: Path | None = Field(
+        None, description="where the official files are (MNIST, also in black and white, Fashion-MNIST, CIFAR-10)"
+    )
     columns: list[str] | None = Field(None, description="the columns to take, in this order; all if not given (table)")
     drop: list[str] | None = Field(None, description="columns to leave out (table)")
     separator: str | None = Field(

@@ -254,8 +254,13 @@ class Kind(ABC):
         """What a report shows of the data and of samples; `density` has the values of p on the `landscape`."""
         return [self.draw(samples, layout, data=data, columns=columns)]
 
-    def reconstructions(self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout) -> list[Picture]:
-        """What latents make of rows: each beside what is `expected` of it, and a path from the first to the second."""
+    def reconstructions(
+        self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout, *, part: str = "test"
+    ) -> list[Picture]:
+        """What latents make of rows: each beside what is `expected` of it, and a path from the first to the second.
+
+        `part` is what to call the part of the data that the rows are of.
+        """
         return []
 
     def arrays(self, rows: Tensor) -> dict[str, np.ndarray[Any, Any]]:

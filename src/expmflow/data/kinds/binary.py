@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
+
+from torch import Tensor
 
 from expmflow.data.binarized import load_binarized
 from expmflow.data.dataset import Dataset
 from expmflow.data.download import Progress
-from expmflow.data.kinds.base import NATS, Augmentation, Generators, Source, Unit
+from expmflow.data.kinds.base import NATS, Augmentation, Generators, Layout, Rows, Source, Unit
 from expmflow.data.kinds.images import Images
 
 
@@ -30,6 +32,12 @@ class BinaryImages(Images):
 
     def unit(self, event_shape: tuple[int, ...]) -> Unit:
         return NATS
+
+    def units(self, event_shape: tuple[int, ...]) -> tuple[Unit, ...]:
+        return (NATS,)
+
+    def scored(self, rows: Rows, log_prob: Tensor, layout: Layout) -> dict[str, list[Any]]:
+        return {"name": rows.names, "nll": (-log_prob).tolist()}
 
     def own_source(self, path: Path) -> str | None:
         return None

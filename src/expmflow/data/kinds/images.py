@@ -132,17 +132,20 @@ class Images(Kind):
             for what, images in parts.items()
         ]
 
-    def reconstructions(self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout) -> list[Picture]:
+    def reconstructions(
+        self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout, *, part: str = "test"
+    ) -> list[Picture]:
         columns = min(len(rows), 12)
         whole = range(0, len(rows) - columns + 1, columns)
         lines = torch.cat([_bytes(part[k : k + columns], layout) for k in whole for part in (rows, expected)])
         finer = replace(layout, levels=256)
         return [
             Picture(
-                self.draw(lines, finer, columns=columns).write, "test images, and below them their reconstructions"
+                self.draw(lines, finer, columns=columns).write, f"{part} images, and below them their reconstructions"
             ),
             Picture(
-                self.draw(_bytes(path, layout), finer, columns=len(path)).write, "on the way between two test images"
+                self.draw(_bytes(path, layout), finer, columns=len(path)).write,
+                f"on the way between the first two {part} images",
             ),
         ]
 
