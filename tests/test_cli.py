@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -154,6 +155,24 @@ def test_ctrl_c_saves_and_says_where(tmp_path: Path):
     assert "Traceback" not in printed
 
 
+def test_ctrl_c_after_the_last_step_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While likelihoods are measured; and what it says can be pasted, whatever the folder is called."""
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = tmp_path / "my run"
+    with monkeypatch.context() as patched:
+        patched.setattr("expmflow.cli.train.measure", press)
+        outcome = run_command("train", "moons", *TINY, "--out", run)
+    assert outcome.code == 130
+    assert outcome.err.endswith(f"Interrupted: saved at step 6 in {run}. To go on: expmflow train --resume '{run}'")
+    going_on = run_command(*shlex.split(outcome.err.split("To go on: ")[1])[1:])
+    assert going_on.code == 0, going_on.err
+    assert going_on.err.endswith(f"Next: expmflow evaluate '{run}'; expmflow report '{run}'")
+    assert (run / "reference.safetensors").is_file()
+
+
 def test_only_the_first_of_many_processes_prints(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "1")
     for arguments in (("evaluate", run), ("sample", run), ("data", "moons"), ("--version",), ("evaluate", "nowhere")):
@@ -253,8 +272,23 @@ def test_data_describes_names_and_files(tmp_path: Path):
     assert outcome.code == 0
     assert "2 rows" in " ".join(outcome.out.split())  # a long title is wrapped
     assert "x2" in outcome.out
-    assert "Constant columns have no density; leave them out: x2." in outcome.err
+    assert "Columns of one value have no density; leave them out: data.drop=[x2]." in outcome.err
     assert "10000 rows" in " ".join(run_command("data", "moons").out.split())
+
+
+def test_data_describes_what_training_would_refuse_and_says_what_to_do(here: Path):
+    """A stranger looks at a table before training on it: words and gaps are no reason to show nothing."""
+    (here / "T.CSV").write_text("size,colour,age\n1,red,3\n2,blue,\n6,red,5\n")
+    outcome = run_command("data", "T.CSV")
+    assert outcome.code == 0, outcome.err
+    lines = {line.split()[1]: line.split()[3::2] for line in outcome.out.splitlines() if line.startswith("│")}
+    assert lines["size"] == ["1", "3", "2.646", "6"]
+    assert lines["colour"] == ["–"] * 4
+    assert lines["age"] == ["3", "4", "1.414", "5"]  # of the rows that have one
+    refused = run_command("train", "table", "data.path=T.CSV")
+    assert refused.code == 1
+    assert outcome.err == refused.err.replace(str(here / "T.CSV"), "T.CSV")
+    assert refused.err.endswith("leave such columns out: data.drop=[colour,age].")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -263,6 +263,10 @@ def test_image_sets_are_described(pictures: Path):
     assert "5 images" not in text
     assert "3 images" in run_command("data", "digits/").out  # the folder, not the name
     assert "2 images" in run_command("data", "more.npz").out
+    (pictures / "digits" / "9.png").write_bytes(b"no image")
+    described = run_command("data", "digits/")
+    assert "3 images" in described.out
+    assert "Of 4 files, left out 1 file that is broken: Expected an image in digits/9.png" in described.err
     np.save("table.npy", np.zeros((4, 2)))
     assert "4 rows, 2 columns" in run_command("data", "table.npy").out
 

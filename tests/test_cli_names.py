@@ -87,7 +87,7 @@ def test_data_are_described_by_name(tmp_path: Path):
     table.write_text("[red],same\n1,7\n3,7\n")
     outcome = run_command("data", table)
     assert "[red]" in outcome.out
-    assert "leave them out: same." in outcome.err
+    assert "leave them out: data.drop=[same]." in outcome.err
 
 
 def test_a_run_goes_on_with_its_own_columns_only(tmp_path: Path):

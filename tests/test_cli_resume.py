@@ -86,6 +86,25 @@ def test_data_that_has_moved_is_the_same_data(here: Path):
     assert RunFolder(here / "run").read_config()[0].data.path == here / "moved.csv"
 
 
+def test_data_that_is_nowhere_is_one_sentence_that_says_what_to_do(here: Path):
+    table(here / "t.csv")
+    assert train_table("t.csv", "run", "train.steps=3").code == 0
+    (here / "t.csv").unlink()
+    outcome = run_command("train", "--resume", "run")
+    assert outcome.code == 1
+    assert outcome.err == f"Expected the run's data in {here / 't.csv'}; got none. Say where it is now: data.path=…."
+
+
+@pytest.mark.parametrize("command", ["evaluate", "sample", "report"])
+def test_folders_that_hold_no_run_are_one_sentence(here: Path, command: str):
+    (here / "photos").mkdir()
+    assert run_command(command, "photos").err == "Expected a run in photos; got no config.json in it."
+    ef.save(ef.Flow(ef.transforms.ActNorm(2), ef.distributions.StandardNormal((2,))), here / "flow")
+    outcome = run_command(command, "flow")
+    assert outcome.code == 1
+    assert outcome.err.endswith("in flow; got a flow that ef.save wrote, for ef.load in Python.")
+
+
 def test_a_folder_with_other_files_is_no_place_for_a_run(here: Path):
     (here / "photos").mkdir()
     (here / "photos" / "cat.txt").write_text("meow")

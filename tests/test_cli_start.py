@@ -33,6 +33,17 @@ def test_help_does_not_wait_for_torch():
     assert all(name in out for name in SUMMARIES)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="resource is of POSIX")
+def test_help_takes_less_than_a_second():
+    """Of the processor: how long that is on the clock is for what else runs here to say."""
+    code = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'expmflow', '--help'], check=True, stdout=subprocess.DEVNULL)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\nprint(used.ru_utime + used.ru_stime)"
+    )
+    assert float(python(code)) < 1
+
+
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_summaries_are_those_of_the_commands(name):
     function = getattr(import_module(f"expmflow.cli.{name}"), name)

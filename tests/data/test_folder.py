@@ -263,7 +263,11 @@ def test_all_broken_files_are_listed_at_once_or_left_out(tmp_path, caplog):
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.class_names == ("a", "b")
     assert found.rows.flatten(1)[:, 0].tolist() == [0, 1, 2, 0, 1, 2]
-    assert "Left out 2 broken files" in caplog.text
+    assert "Of 8 files, left out 2 files that are broken:" in caplog.text
+    assert all(str(tmp_path / name) in caplog.text for name in ("a/8.png", "b/9.png"))
+    (tmp_path / "b" / "9.png").unlink()
+    with pytest.raises(DataError, match=r"^Expected 7 images, or data\.skip_broken=true .*; got 1 file that is"):
+        read_own(tmp_path, Form())
     for path in tmp_path.glob("*/?.png"):
         path.write_bytes(b"no image")
     with pytest.raises(DataError, match="Expected an image in"):

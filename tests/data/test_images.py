@@ -12,6 +12,7 @@ from PIL import Image
 
 import expmflow.data
 from expmflow.data import DataError, Dataset, load_image_files, load_images
+from expmflow.data.kinds import KINDS, Layout
 
 RNG = np.random.default_rng(0)
 
@@ -142,6 +143,17 @@ def test_files_to_score_become_what_training_saw(numbered: Path):
     rows, _ = load_image_files([numbered], trained.event_shape, size=8)
     assert torch.equal(rows.flatten(1).unique(dim=0), trained.train.flatten(1).unique(dim=0))
     assert load_image_files([numbered], (3, 4, 6))[0].shape == (30, 3, 4, 6)  # grey images for a model of colours
+
+
+def test_broken_files_are_left_out_of_scores_as_of_training(numbered: Path, caplog: pytest.LogCaptureFixture):
+    (numbered / "class2" / "0.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"^Expected 30 images; got 1 file that is broken:\n  Expected an image in"):
+        KINDS["images"].read([numbered], Layout((1, 4, 6)), fit=False, progress=None)
+    layout = Layout((1, 4, 6), settings={"skip_broken": True})
+    found = KINDS["images"].read([numbered], layout, fit=False, progress=None)
+    assert found.names == [f"{numbered}/class{k}/{j}.png" for k in range(3) for j in range(10) if (k, j) != (2, 0)]
+    assert found.rows[:, 0, 0, 0].tolist() == [k for k in range(30) if k != 20]
+    assert "Of 30 files, left out 1 file that is broken:" in caplog.text
 
 
 def test_files_that_do_not_fit_are_named(numbered: Path, tmp_path: Path):

@@ -64,6 +64,37 @@ def test_a_column_that_counts_rows_is_refused_until_it_is_left_out(tmp_path: Pat
         assert table.rows.tolist() == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("0,1,2\n4,5,6\n", ("0", "1", "2")),  # as pandas names columns that have no names
+        ("0,1\n0.5,1.5\n2.5,3.0\n", ("0", "1")),
+        ("when,2019,2020\n1,0.5,2.5\n2,3.5,4.5\n", ("when", "2019", "2020")),
+        ("when,2019\n1,0.5\n2,-1e-3\n", ("when", "2019")),
+    ],
+)
+def test_names_may_be_numbers_and_a_warning_says_so(tmp_path: Path, caplog, text: str, names: tuple[str, ...]):
+    table = load_table(written(tmp_path, text))
+    assert table.names == names
+    assert len(table.rows) == len(text.splitlines()) - 1
+    assert f"Line 1 of {tmp_path / 't.csv'} is taken for the names of its columns: {', '.join(names)}." in caplog.text
+
+
+@pytest.mark.parametrize("text", ["0,1\n1,0\n", "1,2,3\n0.5,0.5,0.5\n", "0.0,1.0,2.0\n3.5,4.5,5.5\n"])
+def test_other_numbers_are_a_row(tmp_path: Path, caplog, text: str):
+    table = load_table(written(tmp_path, text))
+    assert table.names == ()
+    assert len(table.rows) == 2
+    assert caplog.text == ""
+
+
+def test_numbers_of_rows_and_of_columns_as_pandas_writes_them(tmp_path: Path):
+    file = written(tmp_path, ",0,1\n0,1.5,2.5\n1,3.5,4.5\n")
+    with pytest.raises(DataError, match=r"Expected a name for the first column of .*data\.drop=\[x1\]"):
+        load_table(file)
+    assert load_table(file, drop=["x1"]).rows.tolist() == [[1.5, 2.5], [3.5, 4.5]]
+
+
 def test_numbers_with_commas_are_refused_with_how_to_write_them(tmp_path: Path):
     with pytest.raises(DataError, match=r"Write 1,5 as 1\.5: numbers have points"):
         load_table(written(tmp_path, "a;b\n1,5;2,5\n"))

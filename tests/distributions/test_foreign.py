@@ -146,6 +146,16 @@ class TestPartsThatDoNotFit:
         with pytest.raises(ValueError, match=r"Expected no context, as no layer of the flow takes one; got Tensor\."):
             getattr(made, use)(first, torch.zeros(3, 2))
 
+    @pytest.mark.parametrize(
+        "layer",
+        [lambda: T.LinearExp(2), lambda: T.DenseSylvester(2, hidden=4), lambda: T.ResidualBlock(nn.LipschitzMLP(2))],
+        ids=["exponential", "sylvester", "residual"],
+    )
+    def test_a_constraint_on_weights_takes_no_context(self, layer):
+        made = ef.Flow(T.Chain([T.ActNorm(2), layer()]), D.StandardNormal((2,)))
+        with pytest.raises(ValueError, match=r"Expected no context, as no layer of the flow takes one; got Tensor\."):
+            made.log_prob(torch.zeros(3, 2), torch.zeros(3, 2))
+
     def test_layers_from_elsewhere_may_take_one(self):
         class Shift(T.Transform):
             def _forward(self, x, context):

@@ -26,6 +26,14 @@ def test_overrides_come_last_and_keep_their_kind():
     assert config.model == load_config("moons").model
 
 
+def test_a_lone_name_of_a_column_is_a_list_of_one_and_names_may_be_numbers():
+    config = load_config("table", ["data.drop=body mass", "data.columns=[2019,a]"])
+    assert (config.data.drop, config.data.columns) == (["body mass"], ["2019", "a"])
+    assert load_config("table", ["data.drop=0"]).data.drop == ["0"]
+    with pytest.raises(ConfigError, match=r"data\.drop: input should be a valid list, got True"):
+        load_config("table", ["data.drop=true"])
+
+
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
 def test_files_in_yaml_and_json(tmp_path: Path, suffix: str):
     path = tmp_path / f"c.{suffix}"

@@ -63,7 +63,7 @@ def data(
         result(described({"reads": _reads(source, folder)}))
         return
     own = None if source in named else path
-    config = DataConfig(name=name, path=own, size=size, dir=folder)
+    config = DataConfig(name=name, path=own, size=size, dir=folder, skip_broken=True)
 
     def load() -> Dataset:
         with reading() as loading:

@@ -13,11 +13,11 @@ def device_named(name: str | None) -> str:
         found = _accelerator() if torch.accelerator.is_available() else "cpu"
         return "cpu" if found == "mps" else found  # which has no float64, in which likelihoods are added up
     try:
-        kind = torch.device(name).type
+        backend = torch.device(name).type
     except RuntimeError:
-        kind = "unknown"
-    expect(kind in ("cpu", "cuda", "mps", "xpu"), "a device such as cpu or cuda", repr(name))
-    present = kind == "cpu" or (torch.accelerator.is_available() and _accelerator() == kind)
+        backend = "unknown"
+    expect(backend in ("cpu", "cuda", "mps", "xpu"), "a device such as cpu or cuda", repr(name))
+    present = backend == "cpu" or (torch.accelerator.is_available() and _accelerator() == backend)
     expect(present, f"the device {name} on this machine", "none")
     return name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
@@ -18,7 +19,7 @@ from expmflow.cli.device import device_named
 from expmflow.cli.dry_run import DryRun, dry_run_text
 from expmflow.cli.errors import INTERRUPTED
 from expmflow.cli.watching import watching
-from expmflow.data import Dataset
+from expmflow.data import DataError, Dataset
 from expmflow.data.drawing.grids import class_columns
 from expmflow.data.kinds import KINDS, NATS, Layout
 from expmflow.data.paths import expand_home
@@ -96,13 +97,13 @@ def train(
                 on_step=on_step,
                 data=data,
             )
+        if speaks():
+            _conclude(run, data)
     except KeyboardInterrupt:
         step = newest_step(run.checkpoints)
-        on = f"saved at step {step} in {folder}. To go on: expmflow train --resume {folder}"
+        on = f"saved at step {step} in {folder}. To go on: expmflow train --resume {shlex.quote(str(folder))}"
         say(f"Interrupted: {on}" if step else "Interrupted: nothing to save yet.")
         raise typer.Exit(INTERRUPTED) from None
-    if speaks():
-        _conclude(run, data)
 
 
 def _asked(source: str | None, overrides: list[str], out: Path | None, resume: Path | None) -> tuple[Config, Path]:
@@ -113,7 +114,11 @@ def _asked(source: str | None, overrides: list[str], out: Path | None, resume: P
         if not run.config.is_file():
             raise CheckpointError(f"Expected a run in {resume}; got no {run.config.name} in it.")
         words = overrides if source is None else [source, *overrides]
-        return _with_whole_paths(load_config(run.read_config()[0], words)), resume
+        config = _with_whole_paths(load_config(run.read_config()[0], words))
+        path = config.data.path
+        if path is not None and not path.exists():
+            raise DataError(f"Expected the run's data in {path}; got none. Say where it is now: data.path=….")
+        return config, resume
     if source is None:
         raise ConfigError("Expected a preset, a config file or --resume RUN; got none. See expmflow train --help.")
     folder = out or Path("runs") / (source if source in presets() else Path(source).stem)
@@ -177,10 +182,12 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
     other = "" if unit == NATS else f" ({best * unit.per_nat:.4f} {unit.name})"
     say(f"Done at step {step}: best validation nll {best:.4f} nats{other}.{note}")
     tested = float(known.nll[known.tested].mean())
+    part = known.tested if known.counts["validation"] + known.counts["test"] else "training (none are held out)"
     for name, nll in known.baselines.items():
         verdict = "" if tested < nll else " The model does not beat it: simpler ones, or more rows, may be better."
-        say(f"On {known.tested} rows the nll is {tested:.4f} nats; that of {name} is {nll:.4f}.{verdict}")
-    say(f"Next: expmflow evaluate {run.path}; expmflow report {run.path}")
+        say(f"On {part} rows the nll is {tested:.4f} nats; that of {name} is {nll:.4f}.{verdict}")
+    place = shlex.quote(str(run.path))
+    say(f"Next: expmflow evaluate {place}; expmflow report {place}")
 
 
 def _best_step(records: list[dict[str, Any]]) -> int:

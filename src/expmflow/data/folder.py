@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from expmflow.data.errors import DataError, first_line
 from expmflow.data.form import Form
 from expmflow.data.pictures import SUFFIXES, read_picture, strict_pillow
 
+log = logging.getLogger(__name__)
 MOST_THREADS = 8
 MOST_LISTED = 20  # broken files, in a message
 
@@ -48,19 +50,35 @@ def class_folders(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(sorted({path.relative_to(folder).parts[0] for path in paths}))
 
 
-def read_pictures(paths: Sequence[Path], form: Form, progress: Progress | None = None) -> list[np.ndarray]:
-    """Every file as `read_picture` has it, in order; `DataError` names all that are broken."""
+def read_pictures(
+    paths: Sequence[Path], form: Form, progress: Progress | None = None, *, advice: str = ""
+) -> list[np.ndarray]:
+    """Every file as `read_picture` has it, in order; `DataError` names all that are broken, with some `advice`."""
     arrays, broken = read_whole(paths, form, progress)
-    if len(broken) == 1:
+    if broken and len(paths) == 1:
         raise broken[0]
     if broken:
-        listed = "".join(f"\n  {error}" for error in broken[:MOST_LISTED])
-        more = f"\n  … and {len(broken) - MOST_LISTED} more" if len(broken) > MOST_LISTED else ""
-        raise DataError(
-            f"Expected {len(paths)} images, or data.skip_broken=true to leave those out that are none; got "
-            f"{len(broken)} files that are broken:{listed}{more}"
-        )
+        raise DataError(f"Expected {len(paths)} images{advice}; got {listed(broken)}")
     return list(arrays.values())
+
+
+def whole_pictures(
+    paths: Sequence[Path], form: Form, progress: Progress | None = None
+) -> tuple[list[Path], list[np.ndarray]]:
+    """As `read_pictures`, without the files that are broken, which a warning names; `DataError` if all of them are."""
+    whole, broken = read_whole(paths, form, progress)
+    if not whole:
+        raise broken[0]
+    if broken:
+        log.warning("Of %d files, left out %s", len(paths), listed(broken))
+    return list(whole), list(whole.values())
+
+
+def listed(broken: Sequence[DataError]) -> str:
+    """How many files are broken, and a line for each of them, or for the first."""
+    lines = "".join(f"\n  {error}" for error in broken[:MOST_LISTED])
+    more = f"\n  … and {len(broken) - MOST_LISTED} more" if len(broken) > MOST_LISTED else ""
+    return f"{len(broken)} file{'s that are' if len(broken) > 1 else ' that is'} broken:{lines}{more}"
 
 
 def read_whole(

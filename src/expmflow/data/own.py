@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,12 +14,11 @@ from expmflow._validation import expect
 from expmflow.data.arrays import read_arrays
 from expmflow.data.download import Progress
 from expmflow.data.errors import DataError
-from expmflow.data.folder import class_folders, find_pictures, folder_labels, read_pictures, read_whole, stack
+from expmflow.data.folder import class_folders, find_pictures, folder_labels, read_pictures, stack, whole_pictures
 from expmflow.data.form import Channels, Form, pillow
 from expmflow.data.pictures import SUFFIXES
 
 ARRAYS = (".npy", ".npz")
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,10 @@ def read_own(path: Path, form: Form, progress: Progress | None = None, *, skip_b
     if path.is_dir():
         paths = find_pictures(path)
         if skip_broken:
-            whole, broken = read_whole(paths, form, progress)
-            if not whole:
-                raise broken[0]
-            paths, arrays = list(whole), list(whole.values())
-            if broken:
-                log.warning("Left out %d broken files of %d, the first: %s", len(broken), len(paths), broken[0])
+            paths, arrays = whole_pictures(paths, form, progress)
         else:
-            arrays = read_pictures(paths, form, progress)
+            advice = ", or data.skip_broken=true to leave those out that are none"
+            arrays = read_pictures(paths, form, progress, advice=advice)
         _expect_one_size(paths, arrays)
         labels = folder_labels(path, paths)
         return OwnImages(stack(arrays), labels, () if labels is None else class_folders(path, paths))
@@ -62,6 +56,7 @@ def load_image_files(
     crop: bool = True,
     channels: Channels | None = None,
     levels: int | None = None,
+    skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Tensor, list[str]]:
     """Rows of a given shape `(C, h, w)` in uint8, and a name for each: its file, or `file[index]` in an array.
@@ -72,6 +67,7 @@ def load_image_files(
             images become RGB where that is asked for.
         size, crop, channels, levels: as the training data was loaded with. With any `size`, images are brought to
             `(h, w)`.
+        skip_broken: leave out files that are no images, with a warning.
         progress: told of images read.
     """
     expect(len(event_shape) == 3 and event_shape[0] in (1, 3), "an event shape (1 or 3, h, w)", tuple(event_shape))
@@ -89,8 +85,12 @@ def load_image_files(
                 arrays += part
         else:
             pictures = list(group)
+            if skip_broken:
+                pictures, part = whole_pictures(pictures, form, progress)
+            else:
+                part = read_pictures(pictures, form, progress)
             names += map(str, pictures)
-            arrays += read_pictures(pictures, form, progress)
+            arrays += part
     for name, array in zip(names, arrays, strict=True):
         if array.shape[:2] != (height, width):
             raise DataError(f"Expected an image of {width}×{height} pixels in {name}; got {_size(array)}.")

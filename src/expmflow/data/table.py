@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import re
 import warnings
 from collections import Counter
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from expmflow.data.errors import DataError, first_line, list_setting
 
+log = logging.getLogger(__name__)
 LARGEST_TABLE = 2**38  # bytes; no machine holds the numbers of a larger one
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files say that there is no number
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -49,8 +51,8 @@ def load_table(
 ) -> Table:
     """The rows of a `.npy` or `.csv` file.
 
-    A CSV file may start with one line of names, one for each column. Every entry has to be a finite number; what is
-    none is named with its column.
+    A CSV file may start with one line of names, one for each column; a warning tells of names that are numbers. Every
+    entry has to be a finite number; what is none is named with its column.
 
     Args:
         path: the file.
@@ -59,6 +61,16 @@ def load_table(
         separator: what stands between the entries of a line; a comma, or else a semicolon or a tab if the first line
             has no comma, but such.
     """
+    table, faults = inspect_table(path, columns=columns, drop=drop, separator=separator)
+    if faults:
+        raise DataError(faults[0])
+    return table
+
+
+def inspect_table(
+    path: Path, *, columns: Sequence[str] = (), drop: Sequence[str] = (), separator: str | None = None
+) -> tuple[Table, list[str]]:
+    """As `load_table`, with NaN where there is no finite number, and a sentence for each reason to refuse the table."""
     readers = {".npy": _read_npy, ".csv": lambda path: _read_csv(path, separator)}
     suffix = path.suffix.lower()
     if suffix not in readers:
@@ -74,15 +86,16 @@ def load_table(
     unnamed = bool(names) and not names[0]
     names = tuple(name or "x1" for name in names)
     places = _chosen(names, cells.shape[1], columns, drop, path)
+    faults = []
     if unnamed and 0 in places and not columns:
-        raise DataError(
+        faults.append(
             f"Expected a name for the first column of {path}; got none. If it counts rows, leave it out: "
             f"data.drop=[x1]. If not, give it a name, or name all columns to take by data.columns."
         )
     known = names or tuple(f"x{k + 1}" for k in range(cells.shape[1]))
-    values = _numbers(cells[:, places], [known[k] for k in places], lines, path)
+    values, others = _numbers(cells[:, places], [known[k] for k in places], lines, path)
     chosen = tuple(known[k] for k in places) if names or len(places) < cells.shape[1] else ()
-    return Table(path, torch.from_numpy(values), chosen)
+    return Table(path, torch.from_numpy(values), chosen), [*faults, *others]
 
 
 def _chosen(names: Sequence[str], width: int, columns: Sequence[str], drop: Sequence[str], path: Path) -> list[int]:
@@ -99,8 +112,8 @@ def _chosen(names: Sequence[str], width: int, columns: Sequence[str], drop: Sequ
     return [places[name] for name in left]
 
 
-def _numbers(cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path: Path) -> np.ndarray:
-    """Cells as float64; every column that holds something else is named, with what it holds."""
+def _numbers(cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path: Path) -> tuple[np.ndarray, list[str]]:
+    """Cells as float64; a sentence names every column that holds something else, with what it holds."""
     values = np.empty(cells.shape, dtype=np.float64)
     faults, columns = [], []
     for k, name in enumerate(names):
@@ -118,12 +131,13 @@ def _numbers(cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path
                 what = f"{texts[0]} in {place}, which float32 does not hold"
             faults.append(f"{name} has {what}")
             columns.append(name)
-    if faults:
-        raise DataError(
-            f"Expected finite numbers in every column of {path}; got {len(faults)} with others: "
-            f"{_listed(faults, '; ')}. {_remedy(cells, columns)}"
-        )
-    return values
+            values[bad, k] = np.nan
+    if not faults:
+        return values, []
+    return values, [
+        f"Expected finite numbers in every column of {path}; got {len(faults)} with others: "
+        f"{_listed(faults, '; ')}. {_remedy(cells, columns)}"
+    ]
 
 
 def _remedy(cells: np.ndarray, columns: Sequence[str]) -> str:
@@ -169,8 +183,10 @@ def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str,
     except (OSError, csv.Error, TypeError) as error:
         raise DataError(f"Expected lines of text in {path}; got: {first_line(error)}.") from None
     header: list[str] = []
-    if rows and not any(_is_number(cell) for cell in rows[0][1]):
-        (_, header), *rows = rows  # the names of the columns; a line with some numbers in it is a mistake
+    if rows and _are_names(rows[0][1], [row for _, row in rows[1:]]):
+        (line, header), *rows = rows
+        if any(map(_is_number, header)):
+            log.warning("Line %d of %s is taken for the names of its columns: %s.", line, path, _listed(header))
     if not rows:
         raise DataError(f"Expected rows of numbers in {path}; got none.")
     width = len(rows[0][1])
@@ -179,6 +195,30 @@ def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str,
             raise DataError(f"Expected {width} columns in line {line} of {path}; got {len(row)}.")
     cells = np.array([[cell.strip() for cell in row] for _, row in rows], dtype=np.str_)
     return cells, _names(header, width, path), [line for line, _ in rows]
+
+
+def _are_names(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line has the names of the columns: words, and with them or alone whole numbers.
+
+    Those are years above fractions, or the 0, 1, 2, … that pandas writes for columns without names, with nothing above
+    the numbers of rows. Other lines with some numbers in them are rows.
+    """
+    numbers = [k for k, cell in enumerate(first) if _is_number(cell)]
+    cells = [cell.strip() for cell in first]
+    if not numbers:
+        return True
+    fractions = [bool(rest) and all(len(row) > k and _is_fraction(row[k]) for row in rest) for k in numbers]
+    counted = cells if cells[0] else cells[1:]
+    if counted == [str(k) for k in range(len(counted))]:
+        return len(counted) > 2 or any(fractions)
+    words = any(cell.lower() not in MISSING and not _is_number(cell) for cell in cells)
+    return words and all(fractions) and all(cells[k].isdecimal() for k in numbers)
+
+
+def _is_fraction(cell: str) -> bool:
+    """Whether it is a number that is not written as a whole one, or there is none."""
+    text = cell.strip()
+    return text.lower() in MISSING or (_is_number(text) and not text.lstrip("+-").isdecimal())
 
 
 def _names(header: Sequence[str], width: int, path: Path) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from expmflow._validation import expect_type
 from expmflow.distributions.gaussian import Base
@@ -36,10 +37,16 @@ def takes_context(flow: nn.Module) -> bool:
 
 
 def _looks(part: nn.Module) -> bool:
-    ours = type(part).__module__.split(".")[0] in ("expmflow", "torch")
+    ours = _module(part).split(".")[0] in ("expmflow", "torch")
     on_nodes = isinstance(part, Transform) and getattr(part, "dim", 1) == -1  # which takes the mask of a graph
     conditioned = getattr(part, "context_channels", 0) > 0 or getattr(part, "sees_context", False)
     return not ours or on_nodes or conditioned or isinstance(part, GRAPHS)
+
+
+def _module(part: nn.Module) -> str:
+    """Where its class is from: parametrizing a weight puts a subclass before it, whose module is nobody's."""
+    cls = type(part)
+    return (cls.__bases__[0] if parametrize.is_parametrized(part) else cls).__module__
 
 
 def _after(layer: Transform, event_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,9 +17,11 @@ from expmflow.data.download import Progress
 from expmflow.data.kinds import Kind, Layout, Unit, sources
 from expmflow.data.paths import expand_home
 from expmflow.distributions import Density, NonFiniteError
+from expmflow.runs.composed import is_composed
 from expmflow.runs.pretrained import load
 from expmflow.runs.shipped import find_run, run_name
 from expmflow.training.build import DTYPES, build_data, class_context
+from expmflow.training.checkpoint import CheckpointError
 from expmflow.training.config import Config
 from expmflow.training.randomness import Randomness
 from expmflow.training.run import RunFolder
@@ -184,8 +186,13 @@ def open_run(folder: str | Path, device: str = "cpu", data: Path | None = None) 
         device: where to compute.
         data: where the run's data is now, if it has moved; or other data, in place of it.
     """
-    model = load(folder)
     run = RunFolder(find_run(folder))
+    if is_composed(run.path):
+        raise CheckpointError(
+            f"Expected a run, which a config describes, in {run.path}; got a flow that ef.save wrote, for ef.load in "
+            f"Python."
+        )
+    model = load(folder)
     config, event_shape = run.read_config()
     where = torch.device(device)
     kind, names, classes = run.read_kind(), run.read_names(), run.read_class_names()

@@ -58,6 +58,13 @@ class DataConfig(Section):
         None, ge=0, le=1, description="move training rows by this share of their spread; by their number if not given"
     )
 
+    @field_validator("columns", "drop", mode="before")
+    @classmethod
+    def _names(cls, given: Any) -> Any:
+        """A lone name is a list of one, and a name may be a number."""
+        given = [given] if type(given) in (str, int) else given
+        return [str(name) if type(name) is int else name for name in given] if isinstance(given, list) else given
+
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:

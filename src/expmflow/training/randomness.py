@@ -44,7 +44,7 @@ class Randomness:
 
     def noise(self, kind: NoiseKind, shape: tuple[int, ...], label: str, *counters: int) -> Tensor:
         """Noise for a whole global batch, in float64: row k belongs to sample k, on whichever process it is used."""
-        draw = torch.rand if kind == "uniform" else torch.randn
+        draw = {"uniform": torch.rand, "normal": torch.randn}[kind]
         return draw(shape, generator=self.generator(label, *counters), dtype=torch.float64)
 
     def draws(self, draws: Sequence[Draw], rows: int, label: str, *counters: int) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ class RunFolder:
             others = "; ".join(f"{key} is {given}, and was {began}" for key, (began, given) in differences.items())
             raise ConfigError(
                 f"Expected the config that the run in {self.path} began with; got another: {others}. Choose a new "
-                f"folder, or go on with its own: expmflow train --resume {self.path}."
+                f"folder, or go on with its own: expmflow train --resume {shlex.quote(str(self.path))}."
             )
         began = self.read_names()
         if began and data.names and data.names != began:
@@ -232,6 +233,8 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 
 def _read_values(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise CheckpointError(f"Expected a run in {path.parent}; got no {path.name} in it.")
     try:
         values = read_json(path)
     except (OSError, ValueError) as error:

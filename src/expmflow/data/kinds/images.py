@@ -76,12 +76,14 @@ class Images(Kind):
         form: dict[str, Any] = {"size": settings.get("size"), "channels": settings.get("channels"), "levels": levels}
         if fit:
             form = {"size": shape[1], "channels": "grey" if shape[0] == 1 else "rgb"}
-        rows, names = load_image_files(files, shape, crop=settings.get("crop", True), progress=progress, **form)
+        form |= {"crop": settings.get("crop", True), "skip_broken": settings.get("skip_broken", False)}
+        rows, names = load_image_files(files, shape, progress=progress, **form)
         rows = (rows.int() * levels // 256).to(torch.uint8) if fit else rows
         return Rows(rows, names, [1] * len(names))
 
     def own_source(self, path: Path) -> str | None:
-        arrays = path.suffix == ".npz" or (path.suffix == ".npy" and array_axes(path) >= 3)
+        suffix = path.suffix.lower()
+        arrays = suffix == ".npz" or (suffix == ".npy" and array_axes(path) >= 3)
         return "images" if path.is_dir() or arrays else None
 
     def describe(self, title: str, source: str, path: Path | None, load: Callable[[], Dataset]) -> Description:

@@ -16,7 +16,7 @@ from expmflow.data.dataset import Dataset, split
 from expmflow.data.download import Progress
 from expmflow.data.drawing.columns import columns_figure
 from expmflow.data.drawing.panels import save_figure
-from expmflow.data.errors import DataError
+from expmflow.data.errors import DataError, list_setting
 from expmflow.data.gaussian import gaussian_nll
 from expmflow.data.kinds.base import (
     NATS,
@@ -34,7 +34,7 @@ from expmflow.data.kinds.base import (
     expect_axes,
 )
 from expmflow.data.points import two_moons
-from expmflow.data.table import load_table
+from expmflow.data.table import inspect_table, load_table
 
 MOST_COLUMNS = 50  # in a description
 TABLE_SETTINGS = ("path", "columns", "drop", "separator", "validation", "test")
@@ -72,26 +72,29 @@ class Vectors(Kind):
         return Rows.of_files(files, [_like(file, layout) for file in files])
 
     def own_source(self, path: Path) -> str | None:
-        return "table" if path.suffix == ".csv" or (path.suffix == ".npy" and array_axes(path) < 3) else None
+        suffix = path.suffix.lower()
+        return "table" if suffix == ".csv" or (suffix == ".npy" and array_axes(path) < 3) else None
 
     def describe(self, title: str, source: str, path: Path | None, load: Callable[[], Dataset]) -> Description:
+        faults: list[str] = []
         if path is None:
             data = load()
             rows, names = torch.cat([data.train, data.validation, data.test]).double(), data.names
             title = f"{title} (drawn; data.samples=N draws N rows)"
         else:
-            table = load_table(path)
+            table, faults = inspect_table(path)
             rows, names = table.rows, table.names
         columns = names or tuple(f"x{k + 1}" for k in range(rows.shape[1]))
-        spread = rows.std(0) if len(rows) > 1 else rows.new_zeros(rows.shape[1])
-        numbers = torch.stack([rows.amin(0), rows.mean(0), spread, rows.amax(0)], dim=1).tolist()
+        numbers = [_moments(column[~column.isnan()]) for column in rows.T]
         lines: list[tuple[str, ...]] = [
-            (name, *(f"{value:.4g}" for value in row)) for name, row in zip(columns, numbers, strict=True)
+            (name, *(f"{value:.4g}" for value in found)) if found else (name, "–", "–", "–", "–")
+            for name, found in zip(columns, numbers, strict=True)
         ]
         if len(lines) > MOST_COLUMNS:
             lines = [*lines[:MOST_COLUMNS], ("…", "", "", "", "")]
-        constant = [name for name, value in zip(columns, spread.tolist(), strict=True) if value == 0]
-        notes = [f"Constant columns have no density; leave them out: {', '.join(constant)}."] if constant else []
+        constant = [name for name, found in zip(columns, numbers, strict=True) if found and found[0] == found[3]]
+        left_out = list_setting("data.drop", constant)
+        notes = [*faults, *([f"Columns of one value have no density; leave them out: {left_out}."] if constant else [])]
         return Description(
             f"{title}: {len(rows)} rows, {rows.shape[1]} columns",
             lines,
@@ -166,6 +169,14 @@ def jittered(rows: Tensor, uniform: Tensor, share: float, train: Tensor) -> Tens
     """
     first, second = (uniform * len(train)).long().clamp_max(len(train) - 1).unbind(1)
     return rows + share / 2**0.5 * (train[first] - train[second])
+
+
+def _moments(values: Tensor) -> tuple[float, ...]:
+    """The least, the mean, the standard deviation and the largest; nothing of none."""
+    if not len(values):
+        return ()
+    spread = values.std() if len(values) > 1 else values.new_zeros(())
+    return tuple(map(float, (values.amin(), values.mean(), spread, values.amax())))
 
 
 def _like(file: Path, layout: Layout) -> Tensor:
