@@ -21,6 +21,7 @@ import paper_models
 import residual
 import sparse
 import tables
+import waiting
 import wavefronts
 from timing import machine
 
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Callable[[int], str]] = {
     "sylvestermodel": image_models.sylvester_step,
     "papermodels": paper_models.relative_to_1x1,
     "graphmodels": graph_models.training_step,
+    "waiting": waiting.waiting_threads,
     "tables": tables.against_nsf,
     "tablesteps": tables.steps_of_nsf,
     "imagetraining": image_training.whole_training,  # last: it needs CIFAR-10

@@ -265,6 +265,21 @@ def test_the_quantile_is_of_the_validation_rows(run: Path, tmp_path: Path, quant
     assert flagged == pytest.approx((1 - float(quantile)) * len(rows), abs=2)
 
 
+def test_held_out_rows_that_are_too_few_for_the_quantile_are_said(run: Path, tmp_path: Path):
+    from expmflow.runs.evaluation import open_run
+
+    count = len(open_run(run).data().validation)
+    np.save(tmp_path / "rows.npy", np.zeros((1, 2), np.float32))
+    enough, short = (f"{1 - share / (count + 1)}" for share in (1.5, 0.5))
+    said = [run_command("score", run, tmp_path / "rows.npy", "--quantile", q).err for q in (enough, short)]
+    assert "too few" not in said[0]
+    assert f"{count} held-out rows are too few to tell" in said[1]
+    assert f"about {1 / (count + 1):.2g} are flagged" in said[1]
+    assert (
+        "too few" not in run_command("score", run, tmp_path / "rows.npy", "--quantile", short, "--threshold", "3").err
+    )
+
+
 def test_data_describes_names_and_files(tmp_path: Path):
     table = tmp_path / "t.csv"
     table.write_text("1,7\n3,7\n")

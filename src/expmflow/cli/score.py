@@ -107,6 +107,12 @@ def score(
     flagged = sum(columns["flagged"])
     place = "" if out is None else f"; scores in {out}"
     say(f"{flagged} of {len(rows)} rows flagged (typicality above {typical.threshold:.3g}){place}")
+    count = int(measured.isfinite().sum())
+    if threshold is None and (count + 1) * (1 - quantile) < 1:
+        say(
+            f"{count} held-out rows are too few to tell {1 - quantile:.2g} of all rows: of new rows like them, about "
+            f"{1 / (count + 1):.2g} are flagged. Lower --quantile, or give --threshold."
+        )
     if separated is not None and normal is not None:
         found = f"{separated['typicality']:.3f} by typicality, {separated['bpd']:.3f} by low likelihood"
         say(f"AUROC against {len(normal)} reference rows: {found}")
