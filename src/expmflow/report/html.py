@@ -186,9 +186,9 @@ def _table(summaries: Sequence[Summary], lines: Callable[[Summary], Iterable[tup
 
 
 def _configs(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str], bool]]:
-    """Every setting of the runs, and whether they differ in it."""
+    """Every setting that a run has, and whether the runs differ in it; not those that no run has given a value."""
     flat = [dict(_flat(_applicable(s))) for s in summaries]
-    for key in dict.fromkeys(key for values in flat for key in values):
+    for key in dict.fromkeys(key for values in flat for key, value in values.items() if value is not None):
         cells = [_setting(values.get(key)) for values in flat]
         yield key, cells, len(set(cells)) > 1
 
