@@ -170,7 +170,7 @@ def test_settings_are_those_that_apply_and_the_page_says_when_and_where(run: Pat
     page = run_report(run)
     config = {name for name, *_ in Page(page).tables["config"]}
     assert {"data.name", "data.samples", "data.validation", "data.test"} <= config
-    assert not {"data.size", "data.crop", "data.flip", "data.path", "optim.ema"} & config
+    assert not {"data.size", "data.crop", "data.flip", "data.path"} & config
     assert all(cells != ["–"] for _, *cells in Page(page).tables["config"])
     assert datetime.now().astimezone().strftime("%Y-%m-%d") in page
     assert f"{platform.system()} {platform.machine()}" in page
