@@ -82,7 +82,7 @@ class NSF(nn.Module):
 
 
 def ours(features: int, rows: int) -> nn.Module:
-    return table_flow(features, hidden=default_hidden(rows), components=default_components(rows))
+    return table_flow(features, hidden=default_hidden(rows), components=default_components(rows, features))
 
 
 CANDIDATES = {

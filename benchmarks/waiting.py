@@ -23,7 +23,7 @@ POLICIES = {
     f"{int(SPINS):,} spins: the command line": {"GOMP_SPINCOUNT": SPINS},
     "sleep at once": {"OMP_WAIT_POLICY": "passive"},
 }
-BUSY = (0, 1, 3)
+BUSY = {0: "alone", 1: "beside one busy process", 3: "beside 3 busy processes"}
 BATCH, STEPS, WARM = 64, 30, 5
 
 
@@ -56,7 +56,7 @@ def waiting_threads(rounds: int) -> str:
             for _ in range(max(3, rounds // 5)):
                 for policy, settings in POLICIES.items():
                     found.setdefault((policy, busy), []).append(statistics.median(_in_process(settings)))
-    header = ["threads that wait", *(f"beside {busy} busy processes, ms" if busy else "alone, ms" for busy in BUSY)]
+    header = ["threads that wait", *(f"{words}, ms" for words in BUSY.values())]
     rows = [[policy, *(f"{statistics.median(found[policy, busy]):.1f}" for busy in BUSY)] for policy in POLICIES]
     return table(header, rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 FEW_ROWS = 1_000
+FEW_FEATURES = 8
 
 
 def default_hidden(rows: int) -> int:
@@ -12,9 +13,9 @@ def default_hidden(rows: int) -> int:
     return 32 if rows < FEW_ROWS else 64
 
 
-def default_components(rows: int) -> int:
-    """Pieces of splines, and components of mixtures."""
-    return 8 if rows < FEW_ROWS else 10
+def default_components(rows: int, features: int) -> int:
+    """Pieces of splines, and components of mixtures: more where there are many rows, and few columns to share them."""
+    return 8 if rows < FEW_ROWS else 14 if features <= FEW_FEATURES else 10
 
 
 def default_jitter(rows: int) -> float:

@@ -51,7 +51,7 @@ class TableModelConfig(VectorSection):
     coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
 
     def resolved(self, data: Dataset) -> Self:
-        sizes = {"hidden": default_hidden(len(data.train)), "components": default_components(len(data.train))}
+        sizes = {"hidden": default_hidden(len(data.train)), "components": default_components(*data.train.shape)}
         return super().resolved(data).filled(**sizes)
 
     def defaults(self, rows: int) -> Mapping[str, Mapping[str, Any]]:
