@@ -80,7 +80,7 @@ def test_names_may_be_numbers_and_a_warning_says_so(tmp_path: Path, caplog, text
     assert f"Line 1 of {tmp_path / 't.csv'} is taken for the names of its columns: {', '.join(names)}." in caplog.text
 
 
-@pytest.mark.parametrize("text", ["0,1\n1,0\n", "1,2,3\n0.5,0.5,0.5\n", "0.0,1.0,2.0\n3.5,4.5,5.5\n"])
+@pytest.mark.parametrize("text", ["0,1\n1,0\n", "0,1\n1,-0.5\n", "1,2,3\n0.5,0.5,0.5\n", "0.0,1.0,2.0\n3.5,4.5,5.5\n"])
 def test_other_numbers_are_a_row(tmp_path: Path, caplog, text: str):
     table = load_table(written(tmp_path, text))
     assert table.names == ()

@@ -210,7 +210,7 @@ def _are_names(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
     fractions = [bool(rest) and all(len(row) > k and _is_fraction(row[k]) for row in rest) for k in numbers]
     counted = cells if cells[0] else cells[1:]
     if counted == [str(k) for k in range(len(counted))]:
-        return len(counted) > 2 or any(fractions)
+        return len(counted) > 2 or all(fractions)
     words = any(cell.lower() not in MISSING and not _is_number(cell) for cell in cells)
     return words and all(fractions) and all(cells[k].isdecimal() for k in numbers)
 
