@@ -355,7 +355,8 @@ class TestDifferences:
             ("c", 0): Values(elbo + torch.arange(50) % 2, None),
             ("b", 1): Values(elbo, nll),
         }
-        b, c = paired_differences(rows, {"a": "a", "b": "a", "c": "a"})  # seed 1 has no first row to be compared with
+        against = {"a": ["a"], "b": ["a"], "c": ["a"]}
+        b, c = paired_differences(rows, against)  # seed 1 has no first row to be compared with
         assert (b["elbo"], b["elbo_standard_error"], b["nll"]) == (-0.5, 0.0, -0.25)
         assert c["elbo"] == pytest.approx(0.5)
         assert c["elbo_standard_error"] == pytest.approx(float((torch.arange(50) % 2.0).std()) / 50**0.5, abs=1e-6)

@@ -14,7 +14,7 @@ from cli_runs import Outcome, run_command
 from expmflow.data import Dataset, binarized, images
 from expmflow.experiments.registry import EXPERIMENTS
 from expmflow.experiments.vae import PAPER, POSTERIORS, VAE_TABLE
-from expmflow.experiments.vae_table import flow_parameters, reference
+from expmflow.experiments.vae_table import flow_parameters, references
 from expmflow.models import image_vae
 from expmflow.models.posteriors import POSTERIORS as KNOWN
 from expmflow.training.build import build_model
@@ -108,9 +108,9 @@ class TestRows:
         assert (config.model.latents, config.model.flows, config.model.hidden) == (64, 4, 320)
 
     def test_what_is_compared_with_what(self):
-        assert reference("mnist-iaf") == reference("mnist-gaussian") == "mnist-gaussian"
-        assert reference("cifar10-conv-gaussian") == "cifar10-gaussian"
-        assert reference("cifar10-conv-sylvester") == "cifar10-conv-gaussian"
+        assert references("mnist-iaf") == references("mnist-gaussian") == ["mnist-gaussian"]
+        assert references("cifar10-conv-gaussian") == ["cifar10-conv-gaussian", "cifar10-gaussian"]
+        assert references("mnist-conv-sylvester") == ["mnist-conv-gaussian", "mnist-sylvester"]
 
 
 def test_parameters_of_the_flow_count_the_head():

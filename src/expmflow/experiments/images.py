@@ -243,7 +243,7 @@ class ImageTable(Experiment[ImageRow]):
         """Differences between rows of the same seed on the same test images."""
         names = [(r["model"], r["seed"]) for r in found]
         values = {(model, seed): Values.load(folder, f"{model}-{seed}") for model, seed in names}
-        against = {cell.name: cell.against or self.cells[0].name for cell in self.cells}
+        against = {cell.name: [cell.against or self.cells[0].name] for cell in self.cells}
         return {"differences": paired_differences(values, against)}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:

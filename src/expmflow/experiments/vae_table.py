@@ -176,7 +176,7 @@ class VAETable(Experiment[VAERow]):
     def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
         """Differences between rows of the same seed on the same test images."""
         values = {(r["model"], r["seed"]): Values.load(folder, self.row_name(r)) for r in found}
-        return {"differences": paired_differences(values, {r["model"]: reference(r["model"]) for r in found})}
+        return {"differences": paired_differences(values, {r["model"]: references(r["model"]) for r in found})}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:
         configs = {row.images: row.config(preset) for row in self.rows(preset)}
@@ -192,11 +192,12 @@ class VAETable(Experiment[VAERow]):
         return f"{', '.join(numbers)}, {result['unit']}"
 
 
-def reference(model: str) -> str:
-    """What a model is compared with: the Gaussian posterior of the same latents, and that of images with the other."""
+def references(model: str) -> list[str]:
+    """What a model is compared with: the Gaussian of the same latents; where these are images, its like of vectors."""
     images, _, posterior = model.partition("-")
-    maps = posterior.startswith("conv-") and posterior != "conv-gaussian"
-    return f"{images}-conv-gaussian" if maps else f"{images}-gaussian"
+    if posterior.startswith("conv-"):
+        return [f"{images}-conv-gaussian", f"{images}-{posterior.removeprefix('conv-')}"]
+    return [f"{images}-gaussian"]
 
 
 def flow_parameters(model: VAE) -> int:

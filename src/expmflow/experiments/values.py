@@ -71,21 +71,24 @@ def mean_and_error(values: Tensor) -> tuple[float, float]:
     return round(float(values.mean()), 6), round(error, 6)
 
 
-def paired_differences(values: Mapping[tuple[str, int], Values], against: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Each row minus another of the same seed, image by image: the mean and its standard error.
+def paired_differences(
+    values: Mapping[tuple[str, int], Values], against: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Each row minus others of the same seed, image by image: the mean and its standard error.
 
     Images differ far more than rows do; on the same images that cancels.
 
     Args:
         values: by model and seed.
-        against: of each model the one that is subtracted; of itself, none.
+        against: of each model those that are subtracted; itself is left out.
     """
     found = []
-    for (model, seed), row in values.items():
-        reference = values.get((against[model], seed))
-        if model == against[model] or reference is None:
+    pairs = [(model, minus, seed) for model, seed in values for minus in against[model]]
+    for model, minus, seed in pairs:
+        row, reference = values[model, seed], values.get((minus, seed))
+        if model == minus or reference is None:
             continue
-        difference: dict[str, Any] = {"model": model, "minus": against[model], "seed": seed}
+        difference: dict[str, Any] = {"model": model, "minus": minus, "seed": seed}
         for name, ours, theirs in (("elbo", row.elbo, reference.elbo), ("nll", row.nll, reference.nll)):
             if ours is not None and theirs is not None:
                 count = min(len(ours), len(theirs))
