@@ -47,7 +47,7 @@ class TableModelConfig(VectorSection):
     kind: Literal["table"] = "table"
     blocks: Depth = Field(1, description="how many of these")
     hidden: Width | None = Field(None, description="features inside the networks; by the number of rows if not given")
-    components: Width | None = Field(None, description="of splines and mixtures; by the number of rows if not given")
+    components: Width | None = Field(None, description="of splines and mixtures; by rows and columns if not given")
     coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
 
     def resolved(self, data: Dataset) -> Self:
