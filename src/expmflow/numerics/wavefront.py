@@ -87,7 +87,7 @@ class _CornerSolve(torch.autograd.Function):
     @staticmethod
     def forward(taps: Tensor, v: Tensor, reverse: bool) -> Tensor:
         side = _tile_side(v.shape[1:], TILE)
-        tiled = TiledCorners(side, [_in_tiles(taps, None, None, reverse, side, _tall(v.shape[1:]))])
+        tiled = TiledCorners(side, [_in_tiles(taps, None, reverse, side, _tall(v.shape[1:]))], None)
         return solve_tiled(tiled, v)
 
     @staticmethod
@@ -116,31 +116,36 @@ class _CornerSolve(torch.autograd.Function):
 
 
 class _Tiles(NamedTuple):
-    """A system on tiles: rows become `bias + rows @ first + Σ rows[:, columns] @ matrix` of tiles `down` and `along`.
+    """A system on tiles: rows become `rows @ first + Σ rows[:, columns] @ matrix` of tiles `down` and `along`.
 
     `along` counts anti-diagonals.
     """
 
     first: Tensor | None
-    bias: Tensor | None
     others: list[tuple[int, int, slice, Tensor]]
     margin: int
     reverse: bool
 
 
 class TiledCorners(NamedTuple):
-    """Systems for tiles of `side` × `side` points in the place of points."""
+    """Systems for tiles of `side` × `side` points in the place of points, and the image that zero solves, in tiles."""
 
     side: int
     systems: list[_Tiles]
+    origin: Tensor | None
 
 
-def tile_corners(systems: Sequence[CornerSystem], event_shape: Sequence[int]) -> TiledCorners:
-    """What the solutions of these systems on images of this shape, `(C, H, W)`, have in common; without gradients."""
-    side, tall = _tile_side(event_shape, KEPT_TILE), _tall(event_shape)
+def tile_corners(systems: Sequence[CornerSystem], origin: Tensor) -> TiledCorners:
+    """What the solutions of these systems have in common; without gradients.
+
+    Args:
+        systems: one after the other.
+        origin: `(C, H, W)`, the image of which zero is the solution: what all biases make together.
+    """
+    side, tall = _tile_side(origin.shape, KEPT_TILE), _tall(origin.shape)
     with torch.no_grad():
-        tiles = [_in_tiles(*system.normalized(), system.inverse, system.reverse, side, tall) for system in systems]
-    return TiledCorners(side, tiles)
+        tiles = [_in_tiles(system.normalized()[0], system.inverse, system.reverse, side, tall) for system in systems]
+        return TiledCorners(side, tiles, _points_in_tiles((origin.mT if tall else origin)[None], side).contiguous())
 
 
 def solve_tiled(tiled: TiledCorners, v: Tensor) -> Tensor:
@@ -158,47 +163,52 @@ def solve_tiled(tiled: TiledCorners, v: Tensor) -> Tensor:
 
 
 def _solve_wide(tiled: TiledCorners, v: Tensor) -> Tensor:
-    batch, channels, height, width = v.shape
-    side = tiled.side
-    size, height, width = side * side * channels, height // side, width // side
+    tiles = _points_in_tiles(v, tiled.side)
+    if tiled.origin is not None:
+        tiles = torch.sub(tiles, tiled.origin, out=v.new_empty(tiles.shape))
+    height, width, batch, size = *tiles.shape[:3], tiles.shape[3:].numel()
     margin = max(system.margin for system in tiled.systems)
-    y = v.new_zeros(height + width - 1, (height + 2 * margin) * batch, size)
-    shape = (batch, channels, height, side, width, side)
-    _image_in(y, shape, margin).copy_(v.unflatten(3, (width, side)).unflatten(2, (height, side)))
+    y = v.new_zeros((height + width - 1) * (height + 2 * margin) * batch, size)
+    image = _image_in(y, tiles.shape, margin)
     for system in tiled.systems:
-        y = _sweep(system, y, batch, margin, (height, width))
-    points = _image_in(y, shape, margin).permute(0, 2, 3, 4, 5, 1)
-    return points.reshape(batch, side * height, side * width, channels).permute(0, 3, 1, 2)
+        if system.first is not None:  # all tiles at once, while nothing lies between them
+            tiles = (tiles.reshape(-1, size) @ system.first).view(tiles.shape)
+        tiles = image.copy_(tiles)
+        _sweep(system, y, batch, margin, (height, width))
+    points = tiles.permute(2, 0, 3, 1, 4, 5)
+    return points.reshape(batch, v.shape[2], v.shape[3], v.shape[1]).permute(0, 3, 1, 2)
 
 
-def _image_in(y: Tensor, shape: tuple[int, ...], margin: int) -> Tensor:
-    """A view of the images in `(anti-diagonals, rows of tiles · batch, entries of a tile)`, below so many rows."""
-    batch, channels, _, side, _, _ = shape
-    size, diagonal = y.shape[2], y.stride(0)
+def _points_in_tiles(v: Tensor, side: int) -> Tensor:
+    """`(rows of tiles, columns of tiles, batch, rows within, columns within, channels)`."""
+    batch, channels, height, width = v.shape
+    return v.reshape(batch, channels, height // side, side, width // side, side).permute(2, 4, 0, 3, 5, 1)
+
+
+def _image_in(y: Tensor, shape: Sequence[int], margin: int) -> Tensor:
+    """A view of the images in `(anti-diagonals · rows of tiles · batch, entries of a tile)`, below so many rows."""
+    height, _, batch, side, _, channels = shape
+    size = y.shape[1]
     row = batch * size
-    return y.as_strided(shape, (size, 1, diagonal + row, side * channels, diagonal, channels), margin * row)
+    diagonal = (height + 2 * margin) * row
+    return y.as_strided(tuple(shape), (diagonal + row, diagonal, size, side * channels, channels, 1), margin * row)
 
 
-def _sweep(system: _Tiles, y: Tensor, batch: int, margin: int, grid: tuple[int, int]) -> Tensor:
-    """One anti-diagonal after the other; in place where nothing is multiplied first."""
+def _sweep(system: _Tiles, y: Tensor, batch: int, margin: int, grid: tuple[int, int]) -> None:
+    """One anti-diagonal after the other, in place."""
     height, width = grid
-    solution = y if system.first is None else torch.zeros_like(y)
-    given, found = y.unbind(), solution.unbind()
-    seen = [(down, along, solution[..., columns].unbind(), matrix) for down, along, columns, matrix in system.others]
-    count, sign = len(found), 1 if system.reverse else -1
+    count, sign = height + width - 1, 1 if system.reverse else -1
+    diagonal = (height + 2 * margin) * batch
+    seen = [
+        (sign * along, sign * (along * diagonal + down * batch), y[:, columns], matrix)
+        for down, along, columns, matrix in system.others
+    ]
     for d in reversed(range(count)) if system.reverse else range(count):
-        start, stop = (batch * (margin + i) for i in (max(0, d + 1 - width), min(d + 1, height)))
-        rows = found[d][start:stop]
-        if system.first is not None:
-            if system.bias is None:
-                torch.mm(given[d][start:stop], system.first, out=rows)
-            else:
-                torch.addmm(system.bias, given[d][start:stop], system.first, out=rows)
-        for down, along, others, matrix in seen:
-            source, shift = d + sign * along, sign * down * batch
-            if 0 <= source < count:
-                rows.addmm_(others[source][start + shift : stop + shift], matrix)
-    return solution
+        start, stop = (d * diagonal + batch * (margin + i) for i in (max(0, d + 1 - width), min(d + 1, height)))
+        rows = y[start:stop]
+        for along, shift, others, matrix in seen:
+            if 0 <= d + along < count:
+                rows.addmm_(others[start + shift : stop + shift], matrix)
 
 
 def _tall(event_shape: Sequence[int]) -> bool:
@@ -214,15 +224,13 @@ def _tile_side(event_shape: Sequence[int], largest: int) -> int:
     return max(side for side in sides if height % side == 0 and width % side == 0)
 
 
-def _in_tiles(
-    taps: Tensor, bias: Tensor | None, first: Tensor | None, reverse: bool, side: int, transpose: bool
-) -> _Tiles:
+def _in_tiles(taps: Tensor, first: Tensor | None, reverse: bool, side: int, transpose: bool) -> _Tiles:
     """A system, of which taps[0, 0] stands for the identity and v is multiplied by `first`, solved within tiles."""
     taps = taps.transpose(0, 1) if transpose else taps
     if side == 1:
         p, q, _, _ = taps.shape
         others = [(a, a + b, slice(None), -taps[a, b].mT) for a in range(p) for b in range(q) if a + b]
-        return _Tiles(None if first is None else first.mT, bias, others, p - 1, reverse)
+        return _Tiles(None if first is None else first.mT, others, p - 1, reverse)
     channels, points = taps.shape[-1], side * side
     size = points * channels
     pairs, which, used = _tile_blocks(taps.shape[0], taps.shape[1], side, reverse)
@@ -235,10 +243,9 @@ def _in_tiles(
     for (a, b), (start, stop), block in zip(pairs[1:], used[1:], blocks[1:], strict=True):
         columns = slice(start * channels, stop * channels)
         others.append((a, a + b, columns, -(within @ block[:, columns]).mT))
-    shift = None if bias is None else within @ bias.repeat(points)
     if first is not None:
         within = (within.reshape(size, points, channels) @ first).reshape(size, size)
-    return _Tiles(within.mT, shift, others, max(a for a, _ in pairs), reverse)
+    return _Tiles(within.mT, others, max(a for a, _ in pairs), reverse)
 
 
 @lru_cache

@@ -70,8 +70,10 @@ class Emerging(Transform):
         expect(right, f"images of {self.channels} channels", f"events {event_shape}")
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        y = F.conv2d(x, self._folded(), self.first.bias, padding=self.first.centre)
-        return self.second(y), self._logdet(x)
+        return self._convolved(x), self._logdet(x)
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        return self.second(F.conv2d(x, self._folded(), self.first.bias, padding=self.first.centre))
 
     def _folded(self) -> Tensor:
         """The kernel of the first convolution behind the 1×1."""
@@ -95,7 +97,8 @@ class Emerging(Transform):
     def _frozen_systems(self, event_shape: tuple[int, ...]) -> tuple[TiledCorners, float]:
         """Kept as long as the weights are what they were, for the image size of the last call."""
         if not self._snapshot.matches(self) or self._tiled is None or self._tiled[0] != event_shape:
-            self._tiled = event_shape, tile_corners(self._systems(), event_shape), self._gain()
+            origin = self._convolved(self.first.bias.new_zeros(1, *event_shape))[0]
+            self._tiled = event_shape, tile_corners(self._systems(), origin), self._gain()
         return self._tiled[1:]
 
     @torch.no_grad()
