@@ -23,7 +23,7 @@ NODES, NODE_FEATURES = 16, 8
 BATCH = 64
 HIDDEN = 64
 RANK = 24  # of the paper's row
-MADE_OF_LAYERS = {"Amortized", "Chain", "Inverse", "Split"}
+MADE_OF_LAYERS = {"Amortized", "Chain", "Flipped", "Inverse", "Split"}
 
 IMAGES: dict[str, Callable[[int, int], T.Transform]] = {  # from channels and size
     "Conv1x1": lambda c, n: T.Conv1x1(c),

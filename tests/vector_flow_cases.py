@@ -173,6 +173,7 @@ def _():
             T.InverseAutoregressive(2, 4, dims=2, context_features=2),
             T.Flip(),
             T.ConvSylvester(2, 4, context_channels=2),
+            T.Flipped(T.Chain([T.Conv1x1(2), T.InverseAutoregressive(2, 4, dims=2, context_features=2)])),
         ],
         context_features=2,
     )
@@ -183,6 +184,30 @@ def _():
         wrong_event=(4, 2, 4),
         wrong_contexts=[None, torch.zeros(BATCH, 4, 2, 4, dtype=F64), torch.zeros(BATCH, 2, 4, 2, dtype=F64)],
         culprit="Amortized|InverseAutoregressive|ConvSylvester",
+    )
+
+
+@CASES.add("flipped-vectors")
+def _():
+    return Case(
+        T.Flipped(T.MaskedAutoregressive(4, 6, context_features=2)),
+        (4,),
+        context=draw("flipped-vectors", BATCH, 2),
+        wrong_event=(5,),
+        wrong_contexts=[None, torch.zeros(BATCH, 3, dtype=F64)],
+        culprit="MaskedAutoregressive",
+    )
+
+
+@CASES.add("flipped-images")
+def _():
+    return Case(
+        T.Flipped(T.ConvSylvester(2, 4, context_channels=2)),
+        (2, 2, 3),
+        context=draw("flipped-images", BATCH, 2, 2, 3),
+        wrong_event=(3, 2, 3),
+        wrong_contexts=[None, torch.zeros(BATCH, 2, 3, 2, dtype=F64)],
+        culprit="ConvSylvester",
     )
 
 

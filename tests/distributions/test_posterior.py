@@ -8,7 +8,8 @@ import torch
 import expmflow as ef
 from expmflow import transforms as T
 from expmflow.distributions import AmortizedGaussian, FlowPosterior, StandardNormal
-from transform_registry import draw
+from expmflow.models.posteriors import POSTERIORS, FlowSettings, build_posterior
+from transform_registry import draw, randomise
 
 F64 = torch.float64
 
@@ -87,8 +88,28 @@ def test_log_q_is_that_of_the_inverse_and_of_the_jacobian(name, amortised):
     assert posterior.rsample_and_log_prob(params)[0].shape == (3, *event)
 
 
+@pytest.mark.parametrize("flows", [1, 2])
+@pytest.mark.parametrize("name", [name for name, kind in POSTERIORS.items() if kind.spatial])
+def test_latents_stay_where_the_encoder_speaks_of_them(name, flows):
+    """What the encoder says at one end of an image moves the latents there, and none at the other end."""
+    torch.manual_seed(0)
+    width = 40
+    posterior = build_posterior(name, (2, 1, width), FlowSettings(flows, hidden=8, context=3)).double().eval()
+    randomise(posterior)
+    params, noise = draw("params", 1, posterior.params_per_sample, 1, width), draw("noise", 1, 2, 1, width)
+
+    def latents(params):
+        return posterior.rsample_and_log_prob(params, noise)[0][0].abs().sum((0, 1))
+
+    by_end = torch.autograd.functional.jacobian(latents, params)[:, 0, :, 0, -1]  # (width, numbers)
+    here, there = by_end[-1].abs(), by_end[: width // 2].abs()
+    assert (here > 1e-4).all()
+    assert there.max() < 1e-6 * here.max()
+
+
 def test_numbers_per_sample_add_up():
-    flow = T.Chain([T.HouseholderSylvester(4, 2, amortized=True), T.DenseSylvester(4, 8, context_features=5)])
+    amortised = T.HouseholderSylvester(4, 2, amortized=True)
+    flow = T.Chain([T.Flipped(T.Chain([amortised])), T.DenseSylvester(4, 8, context_features=5)])
     posterior = FlowPosterior(flow, AmortizedGaussian((4,)), context_features=5)
     assert posterior.params_per_sample == 8 + 5 + (16 + 12 + 8)
 

@@ -33,6 +33,7 @@ class Add(T.Transform):
 COMPOSED = {
     "chain": lambda layer: T.Chain([T.Flip(), layer]),
     "inverse": T.Inverse,
+    "flipped": T.Flipped,
     "split": lambda layer: T.Split(layer, None),
     "prior": lambda layer: T.Split(T.Flip(), layer),
     "amortized": lambda layer: T.Amortized([layer, T.Flip()]),
@@ -61,6 +62,19 @@ def test_the_whole_needs_an_iteration_where_a_part_does(name):
     both = T.Chain([T.MaskedAutoregressive(2, 4), T.InverseAutoregressive(2, 4)])
     assert both.closed_form == T.Inverse(both).closed_form == ()
     assert T.Chain([]).closed_form == ("forward", "inverse")
+
+
+def test_flipped_is_the_layer_between_two_flips():
+    """And its context is turned with the event, in space; numbers of a sample stay as they are."""
+    x, context = torch.randn(2, 4, 3, 5), torch.randn(2, 3, 3, 5)
+    layer = T.ConvSylvester(4, 8, context_channels=3).eval()
+    z, logdet = T.Flipped(layer)(x, context)
+    expected, as_expected = layer(x.flip(1, 2, 3), context.flip(2, 3))
+    assert torch.equal(z, expected.flip(1, 2, 3))
+    assert torch.equal(logdet, as_expected)
+    assert torch.equal(T.Flipped(layer)(x, context[..., 0, 0])[1], layer(x.flip(1, 2, 3), context[..., 0, 0])[1])
+    with pytest.raises(TypeError, match=r"^Flipped: Expected a tensor for the context, or none; got tuple\.$"):
+        T.Flipped(layer)(x, (context, None))
 
 
 def test_a_chain_runs_in_the_order_of_its_list():

@@ -12,11 +12,12 @@ from expmflow.nn.masked import Mask
 from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.base import Chain, Inverse, Transform, layer_name, watching
 from expmflow.transforms.conv1x1 import Conv1x1
+from expmflow.transforms.flipped import Flipped
 from expmflow.transforms.multiscale import Split
 
 HEADER = ("layer", "kind", "output", "parameters", "closed form")
 LISTS = (Chain, Amortized)
-CONTAINERS = (*LISTS, Inverse, Split)
+CONTAINERS = (*LISTS, Flipped, Inverse, Split)
 
 
 def description(transform: Transform, x: Tensor, context: Any = None) -> str:

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 from expmflow._validation import expect_type
 from expmflow.distributions.gaussian import Base
 from expmflow.nn import GraphInner, GraphNetwork
-from expmflow.transforms import Amortized, Chain, GraphConvExp, Inverse, Split, Transform
+from expmflow.transforms import Amortized, Chain, Flipped, GraphConvExp, Inverse, Split, Transform
 from expmflow.transforms.base import layer_name
 
 GRAPHS = (GraphConvExp, GraphInner, GraphNetwork)
@@ -55,6 +55,8 @@ def _after(layer: Transform, event_shape: tuple[int, ...]) -> tuple[int, ...]:
         for part in layer:
             event_shape = _after(part, event_shape)
         return event_shape
+    if isinstance(layer, Flipped):
+        return _after(layer.transform, event_shape)
     if isinstance(layer, Inverse):
         before = layer.output_shape(event_shape)
         _after(layer.transform, before)

@@ -65,14 +65,15 @@ def _triangular(d: int, s: FlowSettings) -> list[T.Transform]:
     return [T.TriangularSylvester(d, reverse=k % 2 == 1, amortized=True) for k in range(s.flows)]
 
 
-def _iaf(d: int, s: FlowSettings, dims: int = 0) -> list[T.Transform]:
-    return _turned(
-        T.Inverse(T.InverseAutoregressive(d, s.hidden, dims=dims, context_features=s.context)) for _ in range(s.flows)
-    )
+def _iaf(d: int, s: FlowSettings) -> list[T.Transform]:
+    layers = [T.InverseAutoregressive(d, s.hidden, context_features=s.context) for _ in range(s.flows)]
+    turned: list[T.Transform] = [part for layer in layers for part in (T.Inverse(layer), T.Flip())]
+    return turned[:-1]
 
 
 def _conv_iaf(c: int, s: FlowSettings) -> list[T.Transform]:
-    return _iaf(c, s, dims=2)
+    layers = [T.InverseAutoregressive(c, s.hidden, dims=2, context_features=s.context) for _ in range(s.flows)]
+    return _in_turn(T.Inverse(layer) for layer in layers)
 
 
 def _sylvester(d: int, s: FlowSettings) -> list[T.Transform]:
@@ -82,13 +83,12 @@ def _sylvester(d: int, s: FlowSettings) -> list[T.Transform]:
 
 
 def _conv_sylvester(c: int, s: FlowSettings) -> list[T.Transform]:
-    return _turned(T.ConvSylvester(c, s.hidden, context_channels=s.context) for _ in range(s.flows))
+    return _in_turn(T.ConvSylvester(c, s.hidden, context_channels=s.context) for _ in range(s.flows))
 
 
-def _turned(layers: Iterable[T.Transform]) -> list[T.Transform]:
-    """With the order of the entries reversed between them."""
-    made = [part for layer in layers for part in (layer, T.Flip())]
-    return made[:-1]
+def _in_turn(layers: Iterable[T.Transform]) -> list[T.Transform]:
+    """Every second layer in the opposite order; latents stay where the encoder's context and the decoder have them."""
+    return [T.Flipped(layer) if k % 2 else layer for k, layer in enumerate(layers)]
 
 
 POSTERIORS: dict[str, PosteriorKind] = {

@@ -8,6 +8,7 @@ from expmflow.transforms.conv1x1 import Conv1x1, Householder
 from expmflow.transforms.coupling import AffineCoupling
 from expmflow.transforms.emerging import Emerging
 from expmflow.transforms.exponential import ConvExp, GraphConvExp, LinearExp
+from expmflow.transforms.flipped import Flipped
 from expmflow.transforms.mixture import MixtureCoupling
 from expmflow.transforms.multiscale import Split
 from expmflow.transforms.normalize import ActNorm
@@ -33,6 +34,7 @@ __all__ = [
     "DenseSylvester",
     "Emerging",
     "Flip",
+    "Flipped",
     "GeneralizedSylvester",
     "GraphConvExp",
     "GraphSylvester",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_type
 from expmflow.transforms.base import Chain, Composite, Inverse, Output, Transform
+from expmflow.transforms.flipped import Flipped
 
 
 class Amortizable(Transform):
@@ -72,7 +73,7 @@ class Amortized(Composite):
     takes an ordinary context, then those of each amortised layer, in the order of the list.
 
     Args:
-        layers: as for `Chain`, or a chain; chains inside it, and inverses of them, are taken apart.
+        layers: as for `Chain`, or a chain; chains inside it, and chains backwards or flipped, are taken apart.
         context_features: how many columns are the ordinary context that layers share; 0 for none. For images the
             context may be `(batch, context_features, *n)`.
 
@@ -131,8 +132,9 @@ class Amortized(Composite):
 
 def params_per_sample(layer: nn.Module) -> int:
     """How many numbers a layer takes from each sample's context."""
-    inner = layer.transform if isinstance(layer, Inverse) else layer
-    return int(getattr(inner, "params_per_sample", 0))
+    if isinstance(layer, Inverse | Flipped):
+        return params_per_sample(layer.transform)
+    return int(getattr(layer, "params_per_sample", 0))
 
 
 def _single_layers(layers: Iterable[Transform]) -> Iterator[Transform]:
@@ -142,5 +144,7 @@ def _single_layers(layers: Iterable[Transform]) -> Iterator[Transform]:
             yield from _single_layers(layer)
         elif isinstance(layer, Inverse) and isinstance(layer.transform, Chain):
             yield from map(Inverse, reversed(list(_single_layers(layer.transform))))
+        elif isinstance(layer, Flipped) and isinstance(layer.transform, Chain):
+            yield from map(Flipped, _single_layers(layer.transform))
         else:
             yield layer
