@@ -143,10 +143,28 @@ def test_an_unknown_name_is_refused(tmp_path: Path):
 
 
 def test_missing_weights_are_named_before_anything_is_drawn(tmp_path: Path):
-    outcome = run_command("figures", "--out", tmp_path / "figures", "--results", tmp_path / "nowhere")
+    arguments = ("--only", "bound", "--only", "graphs", "--out", tmp_path / "figures", "--results", tmp_path)
+    outcome = run_command("figures", *arguments)
     assert outcome.code == 1
     assert outcome.err.startswith("Expected the weights of the graph flows in ")
     assert outcome.err.endswith("got none of mog-4-coupling-0.")
+    assert not (tmp_path / "figures").exists()
+
+
+def test_what_has_no_weights_is_left_out_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn = []
+    monkeypatch.setattr("expmflow.cli.figures.write_figure", lambda name, *rest: drawn.append(name) or [])
+    monkeypatch.chdir(tmp_path)
+    outcome = run_command("figures")
+    assert outcome.code == 0
+    assert "graphs: left out. Expected the weights of the graph flows in results/graph " in outcome.err
+    assert drawn == ["matrix", "terms", "bound", "samples"]
+
+
+def test_results_must_be_there_if_they_are_named(tmp_path: Path):
+    outcome = run_command("figures", "--out", tmp_path / "figures", "--results", tmp_path / "nowhere")
+    assert outcome.code == 1
+    assert outcome.err == f"Expected --results to be a folder; got none at {tmp_path / 'nowhere'}."
     assert not (tmp_path / "figures").exists()
 
 

@@ -10,12 +10,13 @@ import typer
 
 from expmflow._validation import expect
 from expmflow.cli.console import progress, say
-from expmflow.experiments.figures import FIGURES, Sources, write_figure
+from expmflow.experiments.figures import FIGURES, MissingWeightsError, Sources, write_figure
 
 if TYPE_CHECKING:
     Name = str
 else:  # the names follow the registry
     Name = StrEnum("Name", {name: name for name in FIGURES})
+RESULTS = Path("results")
 ABOUT = "; ".join(f"{name}, {entry.about}" for name, entry in FIGURES.items())
 
 
@@ -26,15 +27,20 @@ def figures(
         str | None,
         typer.Option(help="Whose images are shown; if not given, the best Sylvester flow in --results, or digits."),
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where the tables are, with the weights beside them.")] = Path(
-        "results"
-    ),
+    results: Annotated[Path, typer.Option(help="Where the tables are, with the weights beside them.")] = RESULTS,
 ) -> None:
-    """Draw the paper's figures, each as PNG and as SVG."""
+    """Draw the paper's figures, each as PNG and as SVG; without --only, those whose trained models are there."""
     expect(not out.exists() or out.is_dir(), "--out to be a folder", f"the file {out}")
-    names, sources = [str(name) for name in only or FIGURES], Sources(results, run)
-    for name in names:  # before the first is drawn
-        FIGURES[name].check(sources)
+    expect(results == RESULTS or results.is_dir(), "--results to be a folder", f"none at {results}")
+    sources, names = Sources(results, run), []
+    for name in map(str, only or FIGURES):  # before the first is drawn
+        try:
+            FIGURES[name].check(sources)
+            names.append(name)
+        except MissingWeightsError as error:
+            if only:
+                raise
+            say(f"{name}: left out. {error}")
     with progress("drawing", len(names)) as advance:
         for name in names:
             written = write_figure(name, out, sources)

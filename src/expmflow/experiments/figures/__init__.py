@@ -1,5 +1,6 @@
 """The paper's figures, drawn by the library itself: `expmflow figures`."""
 
 from expmflow.experiments.figures.registry import FIGURES, Sources, write_figure
+from expmflow.experiments.figures.samples import MissingWeightsError
 
-__all__ = ["FIGURES", "Sources", "write_figure"]
+__all__ = ["FIGURES", "MissingWeightsError", "Sources", "write_figure"]

@@ -27,6 +27,10 @@ FLOWS = {"coupling": "coupling", "gnf": "graph normalizing flow", "gnf-exp": "wi
 GRAPHS, MOST_WITH_EDGES = 500, 4  # shown; nodes of a graph whose edges can still be told apart
 
 
+class MissingWeightsError(ValueError):
+    """A figure is of trained models, and their weights are not there."""
+
+
 def samples_source(results: Path, run: str | Path | None) -> Trained:
     """The run to sample from: the one that is named, the best Sylvester flow whose weights lie in `results`, `digits`.
 
@@ -71,13 +75,11 @@ def _kind(trained: Trained) -> str:
 
 
 def check_graphs(results: Path) -> None:
-    """Raise `ValueError` unless the weights of all graph flows are there."""
+    """Raise `MissingWeightsError` unless the weights of all graph flows are there."""
     missing = [path for path in _graph_runs(results).values() if not (path / "config.json").is_file()]
-    expect(
-        not missing,
-        f"the weights of the graph flows in {results / 'graph'} (--results names another folder than results)",
-        f"none of {missing[0].name}" if missing else "",
-    )
+    if missing:
+        wanted = f"the weights of the graph flows in {results / 'graph'} (--results names another folder than results)"
+        raise MissingWeightsError(f"Expected {wanted}; got none of {missing[0].name}.")
 
 
 def _graph_runs(results: Path) -> dict[tuple[str, str], Path]:
