@@ -18,7 +18,7 @@ from expmflow import transforms as T
 from expmflow.data import Dataset, images
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.ablation import ABLATION
-from expmflow.experiments.images import ImageTable, Setting
+from expmflow.experiments.images import ImageTable, Setting, at_higher_rates
 from expmflow.experiments.mixing import MIXING
 from expmflow.experiments.registry import EXPERIMENTS
 from expmflow.experiments.residual import RESIDUAL
@@ -250,6 +250,24 @@ class TestReproduce:
         assert f"{difference['elbo']:+.4f} ± {difference['elbo_standard_error']:.4f}" in text
         assert "| convolution exponential | 1×1 | 0 | -0.048 |" in text  # the paper's difference beside ours
 
+    def test_a_row_with_a_rate_of_its_own_is_compared_with_the_one_that_was_chosen(self, tmp_path: Path, tiny):
+        assert reproduce(tmp_path, "--only", "convexp-0").code == 0
+        again = at_higher_rates(TINY, {"convexp-0": 0.02, "convexp-1": 0.03})
+        tiny.setattr(MIXING, "settings", {**MIXING.settings, "higher-rate": again})
+        assert [row.name for row in MIXING.rows("higher-rate")] == ["convexp-0", "convexp-1"]
+        assert reproduce(tmp_path, "--preset", "higher-rate", "--only", "convexp").code == 0
+        table = json.loads((tmp_path / "results" / "mixing-higher-rate.json").read_text())
+        assert [(row["lr"], row["tried"]) for row in table["rows"]] == [(0.02, {}), (0.03, {})]
+        chosen, higher = (
+            np.load(tmp_path / f"results/{name}/convexp-0.npy") for name in ("mixing", "mixing-higher-rate")
+        )
+        (difference,) = table["differences"]  # of the seed that has been trained at both rates
+        assert difference["elbo"] == pytest.approx(float((higher - chosen).mean()), abs=1e-5)
+        text = (tmp_path / "results" / "mixing-higher-rate.md").read_text()
+        name = "convolution exponential"
+        assert f"| {name} | {name} at the rate that was chosen | 0 | – | {difference['elbo']:+.4f} ±" in text
+        assert "short training" not in text  # of which there was none
+
     def test_a_row_that_was_cut_goes_on(self, tmp_path: Path, tiny):
         for place, lengths in (("whole", (4,)), ("parts", (2, 4))):
             for steps in lengths:
@@ -316,7 +334,10 @@ class TestReproduce:
     def test_a_preset_of_another_table(self, tmp_path: Path):
         outcome = reproduce(tmp_path, "--preset", "clipped")
         assert outcome.code == 1
-        assert outcome.err == "Expected --preset of mixing to be one of laptop, paper, authors; got 'clipped'."
+        assert (
+            outcome.err
+            == "Expected --preset of mixing to be one of laptop, paper, authors, higher-rate; got 'clipped'."
+        )
 
 
 class TestResidual:

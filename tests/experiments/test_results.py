@@ -72,33 +72,38 @@ def test_new_graphs_have_the_likelihood_that_the_table_states(preset, row):
     assert row["standard_error"] * scale == pytest.approx(float(nats.std()) / GRAPHS**0.5, rel=0.3)
 
 
-IMAGE_TABLES = [table for table in EXPERIMENTS.values() if isinstance(table, ImageTable)]
+IMAGE_TABLES = [
+    pytest.param(table, preset, table.results_file(RESULTS, preset), id=f"{table.name}-{preset}")
+    for table in EXPERIMENTS.values()
+    if isinstance(table, ImageTable)
+    for preset in table.presets
+    if table.results_file(RESULTS, preset).exists()
+]
 IMAGE_ROWS = [
-    pytest.param(table, row, id=f"{table.name}-{table.row_name(row)}")
-    for table in IMAGE_TABLES
-    for row in table.load(table.results_file(RESULTS, table.main))
+    pytest.param(table, preset, row, id=f"{given.id}-{table.row_name(row)}")
+    for given in IMAGE_TABLES
+    for table, preset, path in [given.values]
+    for row in table.load(path)
 ]
 
 
-@pytest.mark.parametrize("table", IMAGE_TABLES, ids=lambda table: table.name)
-def test_the_text_of_an_image_table_is_that_of_its_rows(table: ImageTable):
-    path = table.results_file(RESULTS, table.main)
-    if not path.exists():
-        pytest.skip("no row of it is here yet")
+@pytest.mark.parametrize(("table", "preset", "path"), IMAGE_TABLES)
+def test_the_text_of_an_image_table_is_that_of_its_rows(table: ImageTable, preset: str, path: Path):
     contents = json.loads(path.read_text())
-    assert path.with_suffix(".md").read_text() == table.text(contents, table.main)
-    assert contents["differences"] == table.more(contents["rows"], path.with_suffix(""))["differences"]
+    assert path.with_suffix(".md").read_text() == table.text(contents, preset)
+    assert contents["differences"] == table.more(contents["rows"], path.with_suffix(""), preset)["differences"]
 
 
-@pytest.mark.parametrize(("table", "row"), IMAGE_ROWS)
-def test_an_image_row_is_what_its_images_say(table: ImageTable, row: dict):
+@pytest.mark.parametrize(("table", "preset", "row"), IMAGE_ROWS)
+def test_an_image_row_is_what_its_images_say(table: ImageTable, preset: str, row: dict):
     """Means and errors of the likelihoods beside it; sizes and steps of the preset."""
-    (asked,) = (r for r in table.rows(table.main) if r.name == table.row_name(row))
-    config = asked.config(table.main)
+    (asked,) = (r for r in table.rows(preset) if r.name == table.row_name(row))
+    config = asked.config(preset)
     assert (row["steps"], row["batch_size"]) == (config.train.steps, config.train.batch_size)
     assert row["parameters"] == count_parameters(build_model(config, (3, 32, 32)))
-    assert row["lr"] == float(min(row["tried"], key=lambda rate: row["tried"][rate] or float("inf")))
-    measured = Values.load(table.results_file(RESULTS, table.main).with_suffix(""), asked.name).measures()
+    tried = {float(rate): nll or float("inf") for rate, nll in row["tried"].items()}
+    assert row["lr"] == (min(tried, key=tried.__getitem__) if tried else config.optim.lr)
+    measured = Values.load(table.results_file(RESULTS, preset).with_suffix(""), asked.name).measures()
     for name, value in measured.items():
         assert value is row[name] is None or row[name] == pytest.approx(value, abs=1e-5)
 

@@ -117,7 +117,7 @@ class Experiment(ABC, Generic[R]):
         """Seconds of a training step of the row, on this machine as it is now."""
         raise ValueError(f"Expected a table whose rows say what a step takes; got {self.name}.")
 
-    def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
+    def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
         """What the results file says beside its rows."""
         return {}
 
@@ -150,7 +150,7 @@ class Experiment(ABC, Generic[R]):
         """`path` with the rows in the table's order; the Markdown and the figure beside it."""
         order = self._order()
         rows = sorted(found, key=lambda result: order[self.row_name(result)])
-        table = {"rows": rows, **self.more(rows, path.with_suffix(""))}
+        table = {"rows": rows, **self.more(rows, path.with_suffix(""), preset)}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, table)
         write_text(path.with_suffix(".md"), self.text(table, preset))

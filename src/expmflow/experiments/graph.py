@@ -206,7 +206,7 @@ class GraphTable(Experiment[Row]):
             "command": self.command(row, preset),
         }
 
-    def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
+    def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
         return {"entropy": {name: round(value, 4) for name, value in entropies().items()}}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:

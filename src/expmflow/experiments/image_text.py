@@ -107,7 +107,7 @@ def _difference(d: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], labels:
     papers = {r["model"]: r["paper"] for r in rows}
     line = [labels[d["model"]], labels[d["minus"]], str(d["seed"])]
     for name in ("elbo", "nll"):
-        theirs = [papers[model].get(name) for model in (d["model"], d["minus"])]
+        theirs = [papers.get(model, {}).get(name) for model in (d["model"], d["minus"])]
         known = None not in theirs
         line += [f"{theirs[0] - theirs[1]:+.3f}" if known else "–"]
         line += [f"{d[name]:+.4f} ± {d[f'{name}_standard_error']:.4f}" if name in d else "–"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ from expmflow.training.validation import TrainingError
 
 NATS_PER_BIT = 3 * 32 * 32 * math.log(2)
 """Nats in one bit per dimension of CIFAR-10: the authors clip and regularise losses in bits, and ours are in nats."""
+
+
+CHOSEN = " at the rate that was chosen"
+"""Behind the name of a row with a rate of its own: the same row of the main preset."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Setting:
         sizes: by the name of the cell, settings that bring it to the common number of parameters.
         data, optim, train: of the config.
         rates: learning rates, of which the best is chosen for each row, by the validation after `rate_steps` steps.
+        rate_of: by the name of a row, the rate that it gets instead; if there are any, these are the rows.
         seeds: trainings of each row.
         images: of the test, for the −ELBO; all if None.
         weighed_images, samples: for the NLL, and importance samples for each.
@@ -80,11 +85,23 @@ class Setting:
     train: Mapping[str, Any] = field(default_factory=dict)
     rates: tuple[float, ...] = ()
     rate_steps: int = 0
+    rate_of: Mapping[str, float] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     images: int | None = None
     weighed_images: int = 10_000
     samples: int = 1000
     choices: str = ""
+
+
+def at_higher_rates(setting: Setting, rate_of: Mapping[str, float]) -> Setting:
+    """The same once more for some rows, without a choice: a rate that is good in the end may be too high at first."""
+    return replace(
+        setting,
+        about="rows for which the short training chose one of the lower rates, at the next higher one",
+        rates=(),
+        rate_steps=0,
+        rate_of=rate_of,
+    )
 
 
 @dataclass(frozen=True)
@@ -102,11 +119,12 @@ class ImageRow:
     def config(self, preset: str, threads: int | None = None) -> Config:
         setting = self.settings[preset]
         sizes = setting.sizes.get(self.cell.name, {})
+        rate = {"lr": setting.rate_of[self.name]} if self.name in setting.rate_of else {}
         return parse_config(
             {
                 "data": {"name": "cifar10", **setting.data},
                 "model": {"kind": "image", **setting.model, **self.cell.model, **sizes},
-                "optim": dict(setting.optim),
+                "optim": {**setting.optim, **rate},
                 "train": {**setting.train, "seed": self.seed, "threads": threads},
             }
         )
@@ -147,8 +165,9 @@ class ImageTable(Experiment[ImageRow]):
 
     def rows(self, preset: str) -> list[ImageRow]:
         """All cells with the first seed, then with the next."""
-        seeds = self.settings[preset].seeds
-        return [ImageRow(cell, seed, self.settings) for seed in seeds for cell in self.cells]
+        setting = self.settings[preset]
+        rows = [ImageRow(cell, seed, self.settings) for seed in setting.seeds for cell in self.cells]
+        return [row for row in rows if not setting.rate_of or row.name in setting.rate_of]
 
     def row_name(self, result: Result) -> str:
         return f"{result['model']}-{result['seed']}"
@@ -239,15 +258,25 @@ class ImageTable(Experiment[ImageRow]):
         """The median of a few steps at the very start."""
         return median_step(row.config(preset, threads), device)
 
-    def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
-        """Differences between rows of the same seed on the same test images."""
+    def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
+        """Differences between rows of the same seed on the same test images.
+
+        A row with a rate of its own is compared with itself at the rate that was chosen, if that one is there.
+        """
         names = [(r["model"], r["seed"]) for r in found]
         values = {(model, seed): Values.load(folder, f"{model}-{seed}") for model, seed in names}
         against = {cell.name: [cell.against or self.cells[0].name] for cell in self.cells}
+        if self.settings[preset].rate_of:
+            chosen = self.results_file(folder.parent, self.main).with_suffix("")
+            there = {self.row_name(r) for r in self.load(chosen.with_suffix(".json"))}
+            known = [(model, seed) for model, seed in names if f"{model}-{seed}" in there]
+            values |= {(model + CHOSEN, seed): Values.load(chosen, f"{model}-{seed}") for model, seed in known}
+            against = {name: [name + CHOSEN] for name in against} | {name + CHOSEN: [] for name in against}
         return {"differences": paired_differences(values, against)}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:
         labels = {cell.name: cell.label or cell.name for cell in self.cells}
+        labels |= {name + CHOSEN: label + CHOSEN for name, label in labels.items()}
         setting = self.settings[preset]
         row = self.rows(preset)[0]
         about = f"{self.about} {setting.choices}".strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expmflow.experiments.images import NATS_PER_BIT, Cell, ImageTable, Setting
+from expmflow.experiments.images import NATS_PER_BIT, Cell, ImageTable, Setting, at_higher_rates
 
 EPOCH = 156  # steps of 256 images in an epoch of 40,000
 
@@ -124,5 +124,8 @@ SETTINGS = {
         ),
     ),
 }
+SETTINGS["higher-rate"] = at_higher_rates(
+    SETTINGS["laptop"], {"woodbury-0": 1e-2, "convexp-1": 1e-2, "woodbury-1": 1e-2}
+)
 
 MIXING = ImageTable("mixing", "Table 1", "Mixing layers between couplings", ABOUT, CELLS, SETTINGS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expmflow.experiments.images import NATS_PER_BIT, Cell, ImageTable, Setting
+from expmflow.experiments.images import NATS_PER_BIT, Cell, ImageTable, Setting, at_higher_rates
 from expmflow.experiments.mixing import AUGMENTED, EPOCH, LONG
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -155,6 +155,15 @@ SETTINGS = {
     "laptop": laptop({name: {**size, **halved(4).get(name, {})} for name, size in SIZES.items()}),
     **full(halved(20), halved(16)),
 }
+SETTINGS["higher-rate"] = at_higher_rates(
+    SETTINGS["laptop"],
+    {
+        "coupling-variational-0": 3e-3,
+        "coupling-uniform-0": 1e-2,
+        "sylvester-uniform-0": 1e-2,
+        "sylvester-variational-0": 1e-2,
+    },
+)
 
 RESIDUAL = ImageTable(
     "residual",

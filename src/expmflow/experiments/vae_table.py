@@ -173,7 +173,7 @@ class VAETable(Experiment[VAERow]):
         """The median of a few steps at the very start."""
         return median_step(row.config(preset, threads), device)
 
-    def more(self, found: Sequence[Result], folder: Path) -> dict[str, Any]:
+    def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
         """Differences between rows of the same seed on the same test images."""
         values = {(r["model"], r["seed"]): Values.load(folder, self.row_name(r)) for r in found}
         return {"differences": paired_differences(values, {r["model"]: references(r["model"]) for r in found})}
