@@ -78,6 +78,16 @@ def test_values_are_below_the_levels(tmp_path: Path):
         read_arrays(path, levels=15)
 
 
+def test_two_levels(tmp_path: Path):
+    """False and true are levels, too; of floats the advice is one that leads to such an array."""
+    white = GREY > 99
+    assert np.array_equal(read_arrays(saved(tmp_path, white), levels=2)[0].squeeze(1).numpy(), white.squeeze())
+    with pytest.raises(DataError, match=r"save them as uint8, rounded if they are from 0 to 1; got float64"):
+        read_arrays(saved(tmp_path, white * 1.0), levels=2)
+    with pytest.raises(DataError, match=r"save them as uint8, times 16 and rounded if they are from 0 to 1"):
+        read_arrays(saved(tmp_path, white * 1.0), levels=17)
+
+
 @pytest.mark.parametrize(
     ("arrays", "labelled"),
     [

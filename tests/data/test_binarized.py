@@ -70,6 +70,8 @@ def test_published_files_are_read_if_given(small, tmp_path):
     assert torch.equal(data.train, 1 - static.train)
     assert torch.equal(data.test, static.test)
     assert data.labels is None
+    dynamic = load_binarized(tmp_path, dynamic=True)
+    assert torch.equal(dynamic.train, static.train)  # of MNIST, as what is drawn from it
     (folder / "binarized_mnist_valid.amat").unlink()
     with pytest.raises(DataError, match=r"^Expected all three files .*; got no .*binarized_mnist_valid\.amat\.$"):
         load_binarized(tmp_path)

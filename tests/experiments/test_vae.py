@@ -17,6 +17,7 @@ from expmflow.experiments.vae import PAPER, POSTERIORS, VAE_TABLE
 from expmflow.experiments.vae_table import flow_parameters, references
 from expmflow.models import image_vae
 from expmflow.models.posteriors import POSTERIORS as KNOWN
+from expmflow.models.posteriors import FlowSettings, build_posterior
 from expmflow.training.build import build_model
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -107,10 +108,24 @@ class TestRows:
         assert (config.optim.kl_warmup, config.train.steps, config.train.batch_size) == (50_000, 1_000_000, 100)
         assert (config.model.latents, config.model.flows, config.model.hidden) == (64, 4, 320)
 
+    @pytest.mark.parametrize("preset", VAE_TABLE.of_presets)
+    def test_what_was_chosen_is_said_of_every_preset(self, preset):
+        """And it is so: latents that are images, one basis for all images, gates of σ(2)."""
+        choices = VAE_TABLE.of_presets[preset].choices
+        maps = {row.images: row.config(preset).model.latents for row in VAE_TABLE.rows(preset) if "conv-" in row.model}
+        assert f"{maps['mnist']} × 7 × 7 on MNIST and {maps['cifar10']} × 8 × 8 on CIFAR-10" in choices
+        assert "a basis of generalized Sylvester flows that is the same for all images" in choices
+        settings = FlowSettings(flows=1, hidden=16, context=3)
+        assert build_posterior("sylvester", (4,), settings).params_per_sample == 2 * 4 + 3
+        assert "gates of σ(2)" in choices
+        _, logdet = build_posterior("iaf", (4,), settings).transform(torch.randn(5, 4), torch.zeros(5, 3))
+        torch.testing.assert_close(logdet / 4, torch.sigmoid(torch.full((5,), 2.0)).log(), rtol=0, atol=0.02)
+
     def test_what_is_compared_with_what(self):
         assert references("mnist-iaf") == references("mnist-gaussian") == ["mnist-gaussian"]
         assert references("cifar10-conv-gaussian") == ["cifar10-conv-gaussian", "cifar10-gaussian"]
-        assert references("mnist-conv-sylvester") == ["mnist-conv-gaussian", "mnist-sylvester"]
+        assert references("mnist-sylvester") == ["mnist-gaussian", "mnist-householder"]  # the paper has the two alike
+        assert references("mnist-conv-sylvester") == ["mnist-conv-gaussian", "mnist-conv-iaf", "mnist-sylvester"]
 
 
 def test_parameters_of_the_flow_count_the_head():

@@ -198,6 +198,15 @@ def test_the_shape_of_the_data_follows_from_the_decoder():
     assert "parameters in all" in colour.description()
 
 
+def test_a_decoder_is_left_as_it_was():
+    """To learn the shape of the data it is asked once, as in evaluation; parts kept in that mode stay in it."""
+    decoder = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Unflatten(1, (1, 4, 4)))
+    decoder[1].eval()
+    VAE(nn.Linear(16, 8), FlowPosterior(None, AmortizedGaussian((4,))), decoder)
+    assert [part.training for part in decoder] == [True, False, True, True]
+    assert decoder[1].num_batches_tracked == 0
+
+
 def test_what_does_not_fit_is_refused():
     vae = own_networks()
     with pytest.raises(ValueError, match=r"^Expected data of shape \(batch, \*\(1, 4, 4\)\); got events \(1, 3, 4\)"):
@@ -208,6 +217,11 @@ def test_what_does_not_fit_is_refused():
         vae.sample(2, context=torch.zeros(2))
     with pytest.raises(TypeError, match=r"^Expected a FlowPosterior; got Planar\.$"):
         VAE(vae.encoder, T.Planar(4, amortized=True), vae.decoder)
+    for likelihood, got in ((ef.distributions.Bernoulli, "the class Bernoulli"), ("bernoulli", "a str")):
+        with pytest.raises(TypeError, match=rf"^Expected a Likelihood .*, as Bernoulli\(\); got {got}\.$"):
+            VAE(vae.encoder, vae.posterior, vae.decoder, likelihood=likelihood)
+    with pytest.raises(ValueError, match=r"^Expected at least two rows, .*; got 1\.$"):
+        vae.latents(torch.zeros(1, 1, 4, 4, dtype=torch.int64))
     posterior = FlowPosterior(None, AmortizedGaussian((4,)))
     wrong = VAE(nn.Sequential(nn.Flatten(), nn.Linear(16, 7)), posterior, vae.decoder)
     with pytest.raises(ValueError, match=r"^Expected parameters of shape \(batch, 8\); got \(2, 7\)\.$"):

@@ -112,14 +112,15 @@ class TestResolve:
         with pytest.raises(ConfigError, match=r"Expected data with classes for model\.conditional=true; got none\."):
             resolve(config("image", conditional=True), pictures(labels=False))
 
-    @pytest.mark.parametrize("kind", ["dense", "graph"])
+    @pytest.mark.parametrize("kind", ["dense", "graph", "vae"])
     def test_only_images_are_flipped(self, kind):
-        shape, name = {"dense": ((2,), "vectors"), "graph": ((4, 2), "graphs")}[kind]
+        of_kind = {"dense": ((2,), "vectors"), "graph": ((4, 2), "graphs"), "vae": ((1, 4, 4), "binary images")}
+        shape, name = of_kind[kind]
         rows = torch.zeros(3, *shape)
         data = Dataset(rows, rows, rows, kind=name)
-        with pytest.raises(ConfigError, match=r"Expected no data\.flip for data that are no images; got True\."):
+        with pytest.raises(ConfigError, match=rf"Expected no data\.flip for {name}, only for images; got True\."):
             resolve(config(kind, data={"flip": True}), data)
-        with pytest.raises(ConfigError, match=r"Expected no data\.shift for data that are no images; got 2\."):
+        with pytest.raises(ConfigError, match=rf"Expected no data\.shift for {name}, only for images; got 2\."):
             resolve(config(kind, data={"shift": 2}), data)
 
 

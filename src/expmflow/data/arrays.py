@@ -21,7 +21,7 @@ def read_arrays(path: Path, *, levels: int = 256) -> tuple[Tensor, Tensor | None
     """`(N, C, h, w)` images in uint8 with 1 or 3 channels, and their labels if there are any.
 
     The array is `(N, h, w)`, `(N, h, w, C)` or `(N, C, h, w)`, of integers below `levels`. If the last axis has length
-    1 or 3 it is the channels, even where the second could be, too.
+    1 or 3 it is the channels, even where the second could be, too. Of two levels it may be of bool, too.
 
     A `.npz` file has its images under `images` or `x_train`, or has one array besides the labels; its labels are under
     `labels` or `y_train`. Its other arrays are not read.
@@ -71,8 +71,11 @@ def _channels_first(images: np.ndarray, path: Path) -> np.ndarray:
 
 
 def _bytes(images: np.ndarray, levels: int, path: Path) -> np.ndarray:
+    if images.dtype.kind == "b" and levels == 2:
+        images = images.astype(np.uint8)
     if images.dtype.kind not in "iu":
-        hint = ": save them as uint8, times 255 and rounded if they are from 0 to 1" if images.dtype.kind == "f" else ""
+        scale = "" if levels == 2 else f"times {levels - 1} and "
+        hint = f": save them as uint8, {scale}rounded if they are from 0 to 1" if images.dtype.kind == "f" else ""
         raise DataError(f"Expected integers from 0 to {levels - 1} in {path}{hint}; got {images.dtype}.")
     least, largest = int(images.min()), int(images.max())
     if least < 0 or largest >= levels:

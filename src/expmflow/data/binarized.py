@@ -2,7 +2,8 @@
 
 Static: drawn once. The published files of Larochelle are read if they are there, `binarized_mnist_train.amat`,
 `…_valid` and `…_test` in the folder `binarized-mnist`; without them MNIST itself is drawn from, always with the same
-seed. Dynamic: training images are drawn anew whenever they are used, validation and test are the static ones.
+seed. Dynamic: training images are drawn anew whenever they are used, validation and test are drawn once from MNIST, as
+above, and never read from those files, of which nothing says which images of MNIST they are.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from expmflow.training.run import RunFolder
 Paper = Mapping[str, Mapping[str, tuple[float, float | None, float, float | None]]]
 MEASURES = (("−ELBO", "elbo"), ("NLL", "nll"))
 KL_ROWS = 500  # test images by which the latents in use are counted
+BEFORE = {"householder": "iaf", "sylvester": "householder", "conv-sylvester": "conv-iaf"}  # in the paper's order
 SOURCES = {"mnist": "binarized-mnist", "cifar10": "cifar10"}
 
 
@@ -193,11 +194,17 @@ class VAETable(Experiment[VAERow]):
 
 
 def references(model: str) -> list[str]:
-    """What a model is compared with: the Gaussian of the same latents; where these are images, its like of vectors."""
+    """What a model is compared with.
+
+    The Gaussian of the same latents, the posterior before it in the paper's order, and its like of vectors.
+    """
     images, _, posterior = model.partition("-")
-    if posterior.startswith("conv-"):
-        return [f"{images}-conv-gaussian", f"{images}-{posterior.removeprefix('conv-')}"]
-    return [f"{images}-gaussian"]
+    vectors = posterior.removeprefix("conv-")
+    prefix = f"{images}-{posterior.removesuffix(vectors)}"
+    found = [f"{prefix}gaussian"]
+    if posterior in BEFORE:
+        found.append(f"{images}-{BEFORE[posterior]}")
+    return [*found, f"{images}-{vectors}"] if vectors != posterior else found
 
 
 def flow_parameters(model: VAE) -> int:

@@ -53,18 +53,22 @@ class VAE(Density):
     ) -> None:
         super().__init__()
         expect_type(isinstance(posterior, FlowPosterior), "a FlowPosterior", type(posterior).__name__)
+        likelihood = Bernoulli() if likelihood is None else likelihood
+        got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else f"a {type(likelihood).__name__}"
+        expect_type(isinstance(likelihood, Likelihood), "a Likelihood of expmflow.distributions, as Bernoulli()", got)
         self.encoder = encoder
         self.posterior = posterior
         self.decoder = decoder
-        self.likelihood = Bernoulli() if likelihood is None else likelihood
+        self.likelihood = likelihood
         self._event_shape = self._find_event_shape()
 
     @torch.no_grad()
     def _find_event_shape(self) -> tuple[int, ...]:
         """What the decoder makes of latents of zero tells the shape of the data."""
-        training = self.decoder.training
+        modes = [(part, part.training) for part in self.decoder.modules()]  # some may be kept in evaluation mode
         params = self.decoder.eval()(torch.zeros(1, *self.posterior.event_shape).to(self._like))
-        self.decoder.train(training)
+        for part, training in modes:
+            part.training = training
         expect(params.ndim >= 2, "a decoder to parameters of shape (batch, channels, *n)", tuple(params.shape))
         return (self.likelihood.data_channels(params.shape[1]), *params.shape[2:])
 
@@ -127,6 +131,7 @@ class VAE(Density):
 
         A number's KL is that of the normal with the mean and the variance that it has under q(z | x), to N(0, 1).
         """
+        expect(len(x) > 1, "at least two rows, for a path between them", len(x))
         params, shape = self._encoded(x), (len(x), *self.posterior.event_shape)
         centres, _ = self.posterior.rsample_and_log_prob(params, params.new_zeros(shape))
         share = torch.linspace(0, 1, PATH_STEPS, dtype=centres.dtype, device=centres.device)

@@ -58,7 +58,7 @@ def resolve(config: Config, data: Dataset) -> Config:
         for setting in other.augmentations.keys() - kind.augmentations.keys():
             given = getattr(config.data, setting)
             if given:
-                raise ConfigError(f"Expected no data.{setting} for data that are no {other.name}; got {given}.")
+                raise ConfigError(f"Expected no data.{setting} for {kind.name}, only for {other.name}; got {given}.")
     if config.optim.weight_decay and config.optim.optimizer != "adam":
         raise ConfigError(f"Expected optim.optimizer=adam for weight decay; got {config.optim.optimizer}.")
     filled: dict[str, Section] = {"model": config.model.resolved(data)}
