@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -306,6 +307,36 @@ def test_data_describes_what_training_would_refuse_and_says_what_to_do(here: Pat
     assert refused.err.endswith("leave such columns out: data.drop=[colour,age].")
 
 
+def test_rows_too_few_to_hold_some_out(here: Path):
+    """What is said next can be done, and what cannot be done is explained by the run's own settings."""
+    (here / "t.csv").write_text("a,b\n1,2.5\n3,4.5\n4,5.1\n")
+    trained = run_command("train", "table", "data.path=t.csv", "train.steps=2", "--out", "run")
+    assert trained.err.endswith("Next: expmflow report run")
+    evaluated = run_command("evaluate", "run")
+    message = "Expected rows for test in the run's data; got none, by data.test=0.1; take another --split."
+    assert (evaluated.code, evaluated.err) == (1, message)
+    assert run_command("evaluate", "run", "--split", "train").code == 0
+    said = run_command("score", "run", "t.csv").err
+    assert "No rows were held out" in said
+    assert "3 training rows are too few" in said
+
+
+@pytest.mark.parametrize("text", [",a,b\n0,1,2\n1,1,2\n", "a,b\n1,\n", "a,b\nx,1\n"])
+def test_scores_need_all_columns_so_no_message_says_to_leave_some_out(here: Path, text: str):
+    (here / "t.csv").write_text("a,b\n" + "".join(f"{k}.5,{k * k % 7}.25\n" for k in range(40)))
+    assert run_command("train", "table", "data.path=t.csv", "train.steps=1", "--out", "run").code == 0
+    (here / "new.csv").write_text(text)
+    refused = run_command("score", "run", "new.csv")
+    assert refused.code == 1
+    assert refused.err.startswith("Expected ")
+    assert "data." not in refused.err
+
+
+def test_files_to_score_are_listed_once():
+    page = " ".join(re.sub("[│╭╮╰╯─]", " ", run_command("score", "--help").out).split())
+    assert page.count("images, folders of them") == 1
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +348,11 @@ def test_data_describes_what_training_would_refuse_and_says_what_to_do(here: Pat
         (("train", "table"), 1, "Expected data.path, where the table data is; got none."),
         (("train", "nothing.yaml"), 2, "Expected a config in nothing.yaml; got:"),
         (("train", "moons", "--device", "abacus"), 1, "Expected a device such as cpu or cuda; got 'abacus'."),
-        (("train", "moons", "train.batch_size=99999"), 1, "Expected a batch of at most 8000 rows"),
+        (
+            ("train", "moons", "train.batch_size=99999"),
+            1,
+            "Expected a batch of at most 8000 rows, as there are for training, by train.batch_size; got 99999.",
+        ),
         (("train", "moons", "--init-from", "nowhere"), 1, "Expected a run in nowhere; got no such folder."),
         (("sample", "RUN", "--out", "x.txt"), 1, "Expected a .npy, .npz, .csv or .png file; got x.txt."),
         (("sample", "RUN", "-n", "0"), 1, "Expected the number of samples of at least 1; got 0."),

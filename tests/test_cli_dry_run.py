@@ -108,6 +108,11 @@ def test_what_cannot_be_done_is_said_without_doing_it(run: Path, arguments: tupl
     assert message in outcome.err
 
 
+def test_a_folder_of_graphs_is_not_one_of_images(tmp_path: Path):
+    (tmp_path / "nodes.csv").write_text("graph,node,a,b\n1,1,0,0\n")
+    assert lines(run_command("data", tmp_path, "--dry-run").out) == {"reads": f"the graphs in {tmp_path}"}
+
+
 def test_drawn_data_are_not_read():
     assert lines(run_command("data", "moons", "--dry-run").out) == {"reads": "nothing: moons is drawn"}
 

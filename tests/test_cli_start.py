@@ -69,6 +69,11 @@ def test_public_names_are_there_when_asked_for():
         expmflow.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["data.load_table", "testing.check_transform", "interop.as_transform"])
+def test_packages_are_there_without_an_import_of_their_own(name: str):
+    assert python(f"import expmflow; print(expmflow.{name}.__name__)").strip() == name.split(".")[1]
+
+
 def test_waiting_threads_sleep_unless_somebody_says_otherwise():
     names = "('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT')"
     show = f"cli.let_waiting_threads_sleep(); print(*map(os.environ.get, {names}))"

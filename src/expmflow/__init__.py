@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expmflow import distributions, interop, models, nn, operators, transforms
+    from expmflow import data, distributions, interop, models, nn, operators, testing, transforms
     from expmflow._recipes import register_layer
     from expmflow.distributions import Flow
     from expmflow.numerics import (
@@ -40,6 +40,7 @@ __all__ = [
     "Solution",
     "certify",
     "certify_heat",
+    "data",
     "distributions",
     "expm_apply",
     "export",
@@ -55,6 +56,7 @@ __all__ = [
     "register_layer",
     "save",
     "save_pretrained",
+    "testing",
     "train",
     "transforms",
 ]

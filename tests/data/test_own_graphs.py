@@ -64,8 +64,8 @@ class TestReading:
             ({"x": X[:, :1]}, r"Expected at least two features of each node in .*g\.npz; got 1"),
             ({"x": X.astype(object)}, r"Expected graphs in .*g\.npz; got: Python objects, which are never loaded"),
             ({"sizes": np.zeros(0, int), "x": X[:0]}, r"Expected finite features \(nodes, F\) in x of .*g\.npz"),
-            ({"sizes": np.array([5, 0])}, r"Expected sizes of graphs in .*g\.npz"),
-            ({"x": X * np.nan}, r"Expected finite features \(nodes, F\) in x of"),
+            ({"sizes": np.array([5, 0])}, r"Expected at least one node in each graph of .*g\.npz; got sizes\[1\] = 0"),
+            ({"x": X * np.nan}, r"Expected finite features .* in x of .*; got NaN or infinity in 5 of 5 nodes, first"),
         ],
     )
     def test_what_is_no_graph_is_named(self, tmp_path: Path, changes: dict, message: str):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from expmflow.data import DataError, Dataset, load_table, split, two_moons
 from expmflow.data.columns import check_columns, integer_columns, repeated_values
+from expmflow.training.config import load_config
 
 
 def written(folder: Path, text: str, name: str = "t.csv") -> Path:
@@ -93,6 +94,13 @@ def test_numbers_of_rows_and_of_columns_as_pandas_writes_them(tmp_path: Path):
     with pytest.raises(DataError, match=r"Expected a name for the first column of .*data\.drop=\[x1\]"):
         load_table(file)
     assert load_table(file, drop=["x1"]).rows.tolist() == [[1.5, 2.5], [3.5, 4.5]]
+
+
+@pytest.mark.parametrize("text", [",a\n0,1\n1,2\n", "a,b\n1,x\n", "a,b\n1,\n"])
+def test_no_advice_to_leave_columns_out_where_all_are_needed(tmp_path: Path, text: str):
+    with pytest.raises(DataError) as refused:
+        load_table(written(tmp_path, text), droppable=False)
+    assert "data." not in str(refused.value)
 
 
 def test_numbers_with_commas_are_refused_with_how_to_write_them(tmp_path: Path):
@@ -247,6 +255,34 @@ class TestChoice:
         path = written(tmp_path, f"a{mark}b\n1{mark}2\n")
         assert load_table(path).rows.tolist() == [[1, 2]]
         assert load_table(path, separator=mark).names == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("text", "names"),
+        [
+            ("temp, C;hum\n1.5;2\n", ("temp, C", "hum")),
+            ('when\t"wind, m/s"\n1\t2\n', ("when", "wind, m/s")),
+            ('"a; b",c\n1,2\n', ("a; b", "c")),
+        ],
+    )
+    def test_commas_in_names_are_no_separators(self, tmp_path: Path, text: str, names: tuple[str, ...]):
+        assert load_table(written(tmp_path, text)).names == names
+
+    @pytest.mark.parametrize("text", ["1,5;2,5\n3,5;4,5\n", "a, b;c\n1,5;2,5\n"])
+    def test_nor_are_commas_in_numbers(self, tmp_path: Path, text: str):
+        with pytest.raises(DataError, match=r"Write (\d),5 as \1\.5: numbers have points"):
+            load_table(written(tmp_path, text))
+
+    def test_semicolons_in_text_are_none(self, tmp_path: Path):
+        assert load_table(written(tmp_path, "x;y,1\nz;w,2\n"), drop=["x1"]).rows.tolist() == [[1], [2]]
+
+    @pytest.mark.parametrize("mark", ["|", " "])
+    def test_others_are_asked_about(self, tmp_path: Path, mark: str):
+        """And what is advised can be pasted into a shell."""
+        path = written(tmp_path, f"a{mark}b\n1{mark}2\n")
+        with pytest.raises(DataError) as refused:
+            load_table(path)
+        (pasted,) = shlex.split(str(refused.value).split("say so: ")[1].removesuffix("."))
+        assert load_config("table", [pasted]).data.separator == mark
 
     def test_or_given(self, tmp_path: Path):
         path = written(tmp_path, "a|b\n1|2\n")

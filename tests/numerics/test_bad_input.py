@@ -34,6 +34,9 @@ OPTIONS = {
     "complex time": (TypeError, {"t": torch.tensor(1j)}),
     "integer time tensor": (TypeError, {"t": torch.tensor(1)}),
     "time of letters": (TypeError, {"t": "1"}),
+    "times of letters": (TypeError, {"t": ["1", "2"]}),
+    "complex times": (TypeError, {"t": [0.5, torch.tensor(1j)]}),
+    "a vector among times": (ValueError, {"t": [0.5, torch.ones(2)]}),
     "time as a switch": (TypeError, {"t": True}),
 }
 SENTENCE = r"(?s)^Expected .+; got .+\.$"

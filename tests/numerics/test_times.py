@@ -40,6 +40,20 @@ def test_numbers_and_tensors_agree():
     assert torch.equal(ef.expm_apply(op, x, [0, 1])[0], x)
 
 
+def test_gradients_flow_into_a_list_of_tensors():
+    op, x = problem("dense")
+    edges = torch.tensor([[0, 1], [1, 0]])
+    for exponential in (
+        lambda times: ef.expm_apply(op, x.detach(), times),
+        lambda times: ef.heat_kernel(edges, torch.eye(2, dtype=F64), times),
+    ):
+        first, last = (torch.tensor(t, dtype=F64, requires_grad=True) for t in (0.3, 0.9))
+        whole = torch.tensor([0.3, 0.5, 0.9], dtype=F64, requires_grad=True)
+        exponential([first, 0.5, last])[:, 0, 0].sum().backward()
+        exponential(whole)[:, 0, 0].sum().backward()
+        torch.testing.assert_close(torch.stack([first.grad, last.grad]), whole.grad[[0, 2]])
+
+
 @pytest.mark.parametrize("gradient", ["recompute", "autograd"])
 @pytest.mark.parametrize("t", [0.8, -1.3, 0.0])
 @pytest.mark.parametrize("name", NAMES)

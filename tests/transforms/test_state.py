@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import expmflow as ef
 from expmflow import transforms as T
 from transform_cases import CASES
 from transform_registry import points
@@ -78,6 +79,18 @@ def test_a_loaded_actnorm_does_not_start_again():
     second(torch.randn(16, 3) - 7)
     assert torch.equal(first.shift, second.shift)
     assert torch.equal(first.log_scale, second.log_scale)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("layer", [T.ActNorm, T.Whiten])
+def test_a_batch_that_is_not_finite_is_no_start(layer, bad):
+    """The next batch is one, as if the bad one had not been there."""
+    x = torch.randn(32, 2) * 3 + 1
+    spoilt, other = (ef.Flow(layer(2), ef.distributions.StandardNormal((2,))) for _ in range(2))
+    with pytest.raises(ef.distributions.NonFiniteError, match="in the input"):
+        spoilt.log_prob(torch.tensor([[bad, 1.0], [0.0, 2.0], [1.0, 5.0]]))
+    assert not spoilt.transform.initialised
+    torch.testing.assert_close(spoilt.log_prob(x), other.log_prob(x), rtol=0, atol=0)
 
 
 def test_an_actnorm_that_was_in_use_can_be_loaded_as_new():

@@ -60,7 +60,7 @@ def data(
     published = [other for other in named if "dir" in named[other].settings]
     expect(folder is None or source in published, f"--dir with one of {', '.join(published)}", source)
     if dry_run:
-        result(described({"reads": _reads(source, folder)}))
+        result(described({"reads": _reads(source, name, folder)}))
         return
     own = None if source in named else path
     config = DataConfig(name=name, path=own, size=size, dir=folder, skip_broken=True)
@@ -89,7 +89,7 @@ def _show(found: Description) -> None:
         say(note)
 
 
-def _reads(source: str, folder: Path | None) -> str:
+def _reads(source: str, name: str, folder: Path | None) -> str:
     origin = _named()[source].origin if source in _named() else ""
     if origin == "drawn":
         return f"nothing: {source} is drawn"
@@ -99,7 +99,7 @@ def _reads(source: str, folder: Path | None) -> str:
         return f"{source}, from {origin}"
     path = Path(source)
     if path.is_dir():
-        return f"the images in {path}"
+        return f"the {name} in {path}"
     if not path.is_file():
         raise DataError(f"Expected the file {path}; got none.")
     return f"{path}, {size_text(path.stat().st_size)}"

@@ -41,7 +41,8 @@ def dry_run_text(config: Config, folder: Path, device: str) -> str:
     data = build_data(config.data, Randomness(config.train.seed))
     config, size = resolve(config, data), config.train.batch_size
     RunFolder(folder).check(config, data)
-    expect(len(data.train) >= size, f"a batch of at most {len(data.train)} rows, as there are for training", size)
+    most = f"a batch of at most {len(data.train)} rows, as there are for training, by train.batch_size"
+    expect(len(data.train) >= size, most, size)
     run = Run(config, data, RunFolder(Path("dry-run")), Processes(), torch.device(device), lambda record: None)
     model = build_model(config, data.event_shape).to(run.device).train()
     average = None if config.optim.ema is None else Average(model, config.optim.ema)

@@ -102,9 +102,16 @@ def _head(run: Path, split: str) -> dict[str, Any]:
 def _kept(trained: Trained, known: Reference, split: Split, images: int | None) -> dict[str, Any]:
     """The measures of the rows whose likelihoods the run keeps."""
     nll = known.nll[split.value][:images]
-    expect(len(nll) > 0, f"rows for {split.value} in the run's data", f"none: data.{split.value} is 0")
+    _expect_rows(trained, split, len(nll))
     expect(bool(nll.isfinite().all()), "a finite likelihood of every row", "some without")
     return {"rows": len(nll), **_measures(trained, -nll)}
+
+
+def _expect_rows(trained: Trained, split: Split, count: int) -> None:
+    """A small share of few rows is none."""
+    share = getattr(trained.config.data, split.value, None)
+    asked = "" if share is None else f", by data.{split.value}={share:g}; take another --split"
+    expect(count > 0, f"rows for {split.value} in the run's data", f"none{asked}")
 
 
 def _show(trained: Trained, found: dict[str, Any], as_json: bool) -> None:
@@ -127,7 +134,7 @@ def _rows(trained: Trained, split: Split, images: int | None) -> tuple[Tensor, T
     if not len(data.train):
         return data.test[:images], None, "other"
     rows: Tensor = getattr(data, split.value)[:images]
-    expect(len(rows) > 0, f"rows for {split.value} in the run's data", f"none: data.{split.value} is 0")
+    _expect_rows(trained, split, len(rows))
     if trained.classes is None or data.labels is None:
         return rows, None, split.value
     return rows, data.labels[list(Split).index(split)][:images], split.value

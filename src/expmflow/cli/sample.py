@@ -31,7 +31,9 @@ def sample(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A .npy, .csv or .png file; if not given, samples.png for images, and stdout for others."),
+        typer.Option(
+            help="A .npy, .npz, .csv or .png file; if not given, samples.png for images, and stdout for others."
+        ),
     ] = None,
     device: Device = None,
     dry_run: DryRun = False,

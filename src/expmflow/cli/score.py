@@ -32,7 +32,7 @@ def score(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help=f"{'; '.join(kind.files for kind in KINDS.values())}.",
+            help=f"{'; '.join(dict.fromkeys(kind.files for kind in KINDS.values()))}.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="A .csv or .json file; stdout, as CSV, if not given.")] = None,
@@ -110,8 +110,8 @@ def score(
     count = int(measured.isfinite().sum())
     if threshold is None and (count + 1) * (1 - quantile) < 1:
         say(
-            f"{count} held-out rows are too few to tell {1 - quantile:.2g} of all rows: of new rows like them, about "
-            f"{1 / (count + 1):.2g} are flagged. Lower --quantile, or give --threshold."
+            f"{count} {held_out.part} rows are too few to tell {1 - quantile:.2g} of all rows: of new rows like them, "
+            f"about {1 / (count + 1):.2g} are flagged. Lower --quantile, or give --threshold."
         )
     if separated is not None and normal is not None:
         found = f"{separated['typicality']:.3f} by typicality, {separated['bpd']:.3f} by low likelihood"
@@ -124,6 +124,7 @@ class HeldOut:
 
     nll: Tensor | None
     rows: Tensor
+    part: str = "held-out"
 
 
 def _held_out(trained: Trained, samples: int | None) -> HeldOut:
@@ -131,7 +132,7 @@ def _held_out(trained: Trained, samples: int | None) -> HeldOut:
     if known is not None:
         if known.held_out == "train":  # more certain of them than of any others
             say("No rows were held out: scores are measured by training rows, and flag more than they should.")
-        return HeldOut(known.scored, known.rows[:0])
+        return HeldOut(known.scored, known.rows[:0], "training" if known.held_out == "train" else "held-out")
     data = trained.data()
     parts = [part for part in (data.validation, data.test, data.train) if len(part) > 1]
     expect(len(parts) > 0, "at least two rows of the run's data to measure scores by", "fewer")

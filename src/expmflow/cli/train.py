@@ -187,7 +187,8 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
         verdict = "" if tested < nll else " The model does not beat it: simpler ones, or more rows, may be better."
         say(f"On {part} rows the nll is {tested:.4f} nats; that of {name} is {nll:.4f}.{verdict}")
     place = shlex.quote(str(run.path))
-    say(f"Next: expmflow evaluate {place}; expmflow report {place}")
+    evaluation = f"expmflow evaluate {place}; " if known.counts["test"] else ""
+    say(f"Next: {evaluation}expmflow report {place}")
 
 
 def _best_step(records: list[dict[str, Any]]) -> int:

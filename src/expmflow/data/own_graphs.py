@@ -88,16 +88,17 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise
     except Exception as error:  # numpy parses headers as Python, and raises whatever that parser does
         raise DataError(f"Expected graphs in {path}; got: {_reason(error)}.") from None
-    if x.ndim != 2 or x.dtype.kind not in "fiu" or 0 in x.shape or not np.isfinite(x).all():
+    if x.ndim != 2 or x.dtype.kind not in "fiu" or 0 in x.shape:
         raise DataError(f"Expected finite features (nodes, F) in x of {path}; got {x.dtype} of shape {x.shape}.")
-    if (
-        not sizes.size
-        or sizes.ndim != 1
-        or sizes.dtype.kind not in "iu"
-        or (sizes < 1).any()
-        or int(sizes.sum()) != len(x)
-    ):
+    strange = np.flatnonzero(~np.isfinite(x).all(axis=1))
+    if len(strange):
+        nodes = f"NaN or infinity in {len(strange)} of {len(x)} nodes, first in x[{strange[0]}]"
+        raise DataError(f"Expected finite features (nodes, F) in x of {path}; got {nodes}.")
+    if not sizes.size or sizes.ndim != 1 or sizes.dtype.kind not in "iu" or int(sizes.sum()) != len(x):
         raise DataError(f"Expected sizes of graphs in {path} that add up to the {len(x)} nodes of x; got others.")
+    if (sizes < 1).any():
+        least = int(np.argmax(sizes < 1))
+        raise DataError(f"Expected at least one node in each graph of {path}; got sizes[{least}] = {sizes[least]}.")
     if edges.ndim != 2 or edges.shape[0] != 2 or (edges.size and edges.dtype.kind not in "iu"):
         raise DataError(f"Expected edge_index of shape (2, edges) in {path}; got {edges.dtype} of shape {edges.shape}.")
     edges = edges.astype(np.int64)  # none at all are floats, if nobody says otherwise
@@ -121,12 +122,12 @@ def _reason(error: Exception) -> str:
 def _edges(path: Path) -> Table:
     """A line of names alone says that there are no edges; a file that is missing may be a slip."""
     if not path.is_file() or any(line.strip() for line in path.read_text("utf-8", "replace").splitlines()[1:]):
-        return load_table(path)
+        return load_table(path, droppable=False)
     return Table(path, torch.zeros(0, 3, dtype=torch.float64), ("graph", "node", "other"))
 
 
 def _tables(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-    nodes, edges = load_table(folder / NODES), _edges(folder / EDGES)
+    nodes, edges = load_table(folder / NODES, droppable=False), _edges(folder / EDGES)
     for table, columns in ((nodes, ("graph", "node")), (edges, ("graph", "node", "other"))):
         if table.names[: len(columns)] != columns:
             raise DataError(f"Expected the first columns {', '.join(columns)} in {table.path}; got {table.names}.")

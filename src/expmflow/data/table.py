@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 LARGEST_TABLE = 2**38  # bytes; no machine holds the numbers of a larger one
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files say that there is no number
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+MARKS = ";\t,"  # between entries; the comma last, as it also stands in numbers and in names
+OTHER_MARKS = "| "  # which are used only if the user says so
 MOST_LISTED = 8  # columns, in a message
 
 
@@ -47,7 +49,12 @@ class Table:
 
 
 def load_table(
-    path: Path, *, columns: Sequence[str] = (), drop: Sequence[str] = (), separator: str | None = None
+    path: Path,
+    *,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    separator: str | None = None,
+    droppable: bool = True,
 ) -> Table:
     """The rows of a `.npy` or `.csv` file.
 
@@ -58,17 +65,23 @@ def load_table(
         path: the file.
         columns: the columns to take, in this order; all if not given. Without names, they are x1, x2, ….
         drop: columns to leave out.
-        separator: what stands between the entries of a line; a comma, or else a semicolon or a tab if the first line
-            has no comma, but such.
+        separator: what stands between the entries of a line; if not given, a semicolon, a tab or a comma, whichever
+            cuts the first two lines into as many entries.
+        droppable: whether messages may advise to leave columns out by `data.drop`.
     """
-    table, faults = inspect_table(path, columns=columns, drop=drop, separator=separator)
+    table, faults = inspect_table(path, columns=columns, drop=drop, separator=separator, droppable=droppable)
     if faults:
         raise DataError(faults[0])
     return table
 
 
 def inspect_table(
-    path: Path, *, columns: Sequence[str] = (), drop: Sequence[str] = (), separator: str | None = None
+    path: Path,
+    *,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    separator: str | None = None,
+    droppable: bool = True,
 ) -> tuple[Table, list[str]]:
     """As `load_table`, with NaN where there is no finite number, and a sentence for each reason to refuse the table."""
     readers = {".npy": _read_npy, ".csv": lambda path: _read_csv(path, separator)}
@@ -88,12 +101,14 @@ def inspect_table(
     places = _chosen(names, cells.shape[1], columns, drop, path)
     faults = []
     if unnamed and 0 in places and not columns:
-        faults.append(
-            f"Expected a name for the first column of {path}; got none. If it counts rows, leave it out: "
-            f"data.drop=[x1]. If not, give it a name, or name all columns to take by data.columns."
+        advice = (
+            "leave it out: data.drop=[x1]. If not, give it a name, or name all columns to take by data.columns."
+            if droppable
+            else "write the file without it. If not, give it a name."
         )
+        faults.append(f"Expected a name for the first column of {path}; got none. If it counts rows, {advice}")
     known = names or tuple(f"x{k + 1}" for k in range(cells.shape[1]))
-    values, others = _numbers(cells[:, places], [known[k] for k in places], lines, path)
+    values, others = _numbers(cells[:, places], [known[k] for k in places], lines, path, droppable)
     chosen = tuple(known[k] for k in places) if names or len(places) < cells.shape[1] else ()
     return Table(path, torch.from_numpy(values), chosen), [*faults, *others]
 
@@ -112,7 +127,9 @@ def _chosen(names: Sequence[str], width: int, columns: Sequence[str], drop: Sequ
     return [places[name] for name in left]
 
 
-def _numbers(cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path: Path) -> tuple[np.ndarray, list[str]]:
+def _numbers(
+    cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path: Path, droppable: bool
+) -> tuple[np.ndarray, list[str]]:
     """Cells as float64; a sentence names every column that holds something else, with what it holds."""
     values = np.empty(cells.shape, dtype=np.float64)
     faults, columns = [], []
@@ -136,14 +153,20 @@ def _numbers(cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path
         return values, []
     return values, [
         f"Expected finite numbers in every column of {path}; got {len(faults)} with others: "
-        f"{_listed(faults, '; ')}. {_remedy(cells, columns)}"
+        f"{_listed(faults, '; ')}. {_remedy(cells, columns, droppable)}"
     ]
 
 
-def _remedy(cells: np.ndarray, columns: Sequence[str]) -> str:
+def _remedy(cells: np.ndarray, columns: Sequence[str], droppable: bool) -> str:
     marks = [cell for cell in cells.flat if cells.dtype.kind == "U" and DECIMAL_COMMA.fullmatch(cell)]
     if marks:
         return f"Write {marks[0]} as {marks[0].replace(',', '.')}: numbers have points, and no commas."
+    parts = {mark: str(cells[0, 0]).split(mark) for mark in OTHER_MARKS}
+    between = next((mark for mark in OTHER_MARKS if len(parts[mark]) > 1 and any(map(_is_number, parts[mark]))), None)
+    if between and droppable and cells.shape[1] == 1:
+        return f"If {between!r} stands between entries, say so: 'data.separator=\"{between}\"'."
+    if not droppable:
+        return "Fill them in, or leave such rows out."
     dropped = list_setting("data.drop", columns[:MOST_LISTED], more=len(columns) > MOST_LISTED)
     return f"Fill them in, or leave such columns out: {dropped}."
 
@@ -169,9 +192,9 @@ def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str,
     """The cells as text, the names of the columns, and the lines that the rows stand in."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
+            first = [file.readline(), file.readline()]
             file.seek(0)
-            between = separator or next((mark for mark in ",;\t" if mark in first), ",")
+            between = separator or _mark(first)
             rows = [
                 (reader.line_num, row)
                 for reader in [csv.reader(file, strict=True, delimiter=between)]
@@ -195,6 +218,19 @@ def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str,
             raise DataError(f"Expected {width} columns in line {line} of {path}; got {len(row)}.")
     cells = np.array([[cell.strip() for cell in row] for _, row in rows], dtype=np.str_)
     return cells, _names(header, width, path), [line for line, _ in rows]
+
+
+def _mark(first: Sequence[str]) -> str:
+    """What stands between the entries of the first two lines.
+
+    It cuts both into as many of them, and leaves commas within numbers alone.
+    """
+    for mark in MARKS:
+        rows = [row for row in csv.reader(first, delimiter=mark) if any(map(str.strip, row))]
+        alike = len({len(row) for row in rows}) == 1 and len(rows[0]) > 1
+        if alike and all("," not in cell or DECIMAL_COMMA.fullmatch(cell.strip()) for cell in rows[-1]):
+            return mark
+    return next((mark for mark in reversed(MARKS) if mark in first[0]), ",")
 
 
 def _are_names(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:

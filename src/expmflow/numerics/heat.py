@@ -17,6 +17,7 @@ from expmflow.numerics.heat_plan import plan_heat
 from expmflow.numerics.plan import SeriesPlan, check_tol
 from expmflow.numerics.polynomial import apply_recomputing, apply_recording
 from expmflow.numerics.series import Gradient
+from expmflow.numerics.times import vector_of_times
 from expmflow.operators.adjacency import coalesced, degrees
 from expmflow.operators.diffusion import Diffusion
 from expmflow.operators.sparse import Pattern
@@ -245,7 +246,10 @@ def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> Tensor:
         return torch.full((), t, dtype=torch.float64, device=x.device)
     known = isinstance(t, Tensor | list | tuple)
     expect_type(known, "t to be a number, a tensor or a list of times", type(t).__name__)
-    times = torch.as_tensor(t, dtype=torch.float64, device=x.device)
+    if isinstance(t, list | tuple):
+        times = vector_of_times(t, torch.float64, x.device)
+    else:
+        times = torch.as_tensor(t, dtype=torch.float64, device=x.device)
     fits = times.ndim == 0 or (times.ndim == 1 and times.shape[0] > 0)
     expect(fits, "t to be a number or a vector of times", f"shape {tuple(times.shape)}")
     for value in times.detach().reshape(-1).tolist():

@@ -16,6 +16,7 @@ from expmflow._validation import expect, expect_count, expect_one_of, expect_ten
 from expmflow.numerics.gradient import series_vjp, with_strides
 from expmflow.numerics.graph_series import apply_graph_series, has_graph_series
 from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
+from expmflow.numerics.times import vector_of_times
 from expmflow.operators import LinearOperator
 
 Gradient = Literal["recompute", "autograd"]
@@ -259,7 +260,7 @@ def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor 
         expect(math.isfinite(t), "a finite t", t)
         return float(t)
     if isinstance(t, list | tuple):
-        t = torch.tensor(t, dtype=x.dtype, device=x.device)
+        t = vector_of_times(t, x.dtype, x.device)
     expect_tensor(t, "t")
     several = torch.as_tensor(t).to(dtype=x.dtype, device=x.device)
     fits = several.ndim == 0 or (several.ndim == 1 and several.shape[0] > 0)

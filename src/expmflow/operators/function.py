@@ -23,9 +23,9 @@ class FunctionOperator(LinearOperator):
     The adjoint comes from autograd. Linearity is the caller's promise; `expmflow.testing.check_operator` tests it.
 
     Args:
-        fn: the linear callable; it must treat the rows of a batch alike and independently.
-        parameters: every tensor that `fn` depends on and that may need a gradient. One that is missing here would
-            silently lose its gradient, so it is looked for, and named in the error.
+        fn: the linear callable, of x alone; it must treat the rows of a batch alike and independently.
+        parameters: every tensor that `fn` depends on and that may need a gradient; `fn` holds them itself. One that is
+            missing here would silently lose its gradient, so it is looked for, and named in the error.
         trace: tr A, as a number, a tensor, or a function of the event shape; found by d products if not given.
         norm_bound: an upper bound of ‖A‖, likewise; without it `expm_apply` needs `terms`.
         log_norm_bound: an upper bound of λmax((A + Aᵀ)/2), likewise; the norm bound if not given.

@@ -33,7 +33,9 @@ class DataConfig(Section):
 
     name: str = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images, graphs)")
     path: Path | None = Field(
-        None, description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images, graphs)"
+        None,
+        description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images), "
+        "a folder or .npz (graphs)",
     )
     dir: Path | None = Field(
         None, description="where the official files are (MNIST, also in black and white, Fashion-MNIST, CIFAR-10)"

@@ -72,7 +72,7 @@ def train(
     config = resolve(config, data) if model is None or fits(config, data) else config
     expect(
         len(data.train) >= config.train.batch_size,
-        f"a batch of at most {len(data.train)} rows, as there are for training",
+        f"a batch of at most {len(data.train)} rows, as there are for training, by train.batch_size",
         config.train.batch_size,
     )
     where = own_device(device)

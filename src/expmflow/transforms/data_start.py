@@ -40,12 +40,15 @@ def centred(rows: Tensor) -> tuple[Tensor, Tensor, float]:
     """`(n, d)` rows in float64 less their mean, that mean, and their number; mean and number over all processes.
 
     Moments are to be taken of what is centred: far from zero, a difference of moments has no digit left of the spread.
+    Rows with NaN or infinity among them count as none: a layer that started from them could never recover.
     """
     rows = rows.double()
     count = float(sum_over_processes(rows.new_tensor(float(len(rows)))))
     mean = rows.new_zeros(rows.shape[1])
     for _ in range(2 if count else 0):  # the second finds what rounding left of the first
         mean = mean + sum_over_processes((rows - mean).sum(0)) / count
+    if not bool(mean.isfinite().all()):
+        count = 0.0
     return rows - mean, mean, count
 
 

@@ -184,9 +184,9 @@ def _like(file: Path, layout: Layout) -> Tensor:
     settings, chosen = layout.settings, bool(layout.settings.get("columns") or layout.settings.get("drop"))
     separator = settings.get("separator")
     if chosen:
-        rows = load_table(file, columns=layout.names, separator=separator).rows
+        rows = load_table(file, columns=layout.names, separator=separator, droppable=False).rows
     else:
-        rows = load_table(file, separator=separator).arranged(layout.names)
+        rows = load_table(file, separator=separator, droppable=False).arranged(layout.names)
     if tuple(rows.shape[1:]) != layout.event_shape:
         width = ", ".join(map(str, layout.event_shape))
         raise DataError(f"Expected {width} columns in {file}, as the run has; got {rows.shape[1]}.")
