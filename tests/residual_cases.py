@@ -69,6 +69,19 @@ def _():
     return Case(block(net, 0.95), (2, 3, 4), wrong_event=(3, 3, 4))
 
 
+@CASES.add("residual-moved-entries")
+def _():
+    """The first convolution sees other channels than the block."""
+    net = torch.nn.Sequential(
+        torch.nn.PixelUnshuffle(2),
+        torch.nn.Conv2d(4, 5, 1),
+        torch.nn.Tanh(),
+        torch.nn.Conv2d(5, 4, 3, padding=1),
+        torch.nn.PixelShuffle(2),
+    )
+    return Case(block(net), (1, 2, 4), wrong_event=(1, 3, 4))
+
+
 @CASES.add("triangular-conv-sylvester")
 def _():
     return Case(T.TriangularConvSylvester(2), (2, 3, 3), wrong_event=(3, 3, 3))
