@@ -71,15 +71,10 @@ def _():
 
 @CASES.add("residual-moved-entries")
 def _():
-    """The first convolution sees other channels than the block."""
-    net = torch.nn.Sequential(
-        torch.nn.PixelUnshuffle(2),
-        torch.nn.Conv2d(4, 5, 1),
-        torch.nn.Tanh(),
-        torch.nn.Conv2d(5, 4, 3, padding=1),
-        torch.nn.PixelShuffle(2),
-    )
-    return Case(block(net), (1, 2, 4), wrong_event=(1, 3, 4))
+    """The first linear map sees another shape than the block."""
+    flat, whole = torch.nn.Flatten(), torch.nn.Unflatten(1, (2, 1, 3))
+    net = torch.nn.Sequential(flat, torch.nn.Linear(6, 5), nn.LipSwish(), torch.nn.Linear(5, 6), whole)
+    return Case(block(net), (2, 1, 3), wrong_event=(3, 1, 3))
 
 
 @CASES.add("triangular-conv-sylvester")

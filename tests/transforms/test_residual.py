@@ -146,23 +146,18 @@ class TestNorms:
         grads = torch.autograd.grad(y.sum() + slope.sum(), [x, layer.sharpness])
         assert all(torch.isfinite(grad).all() for grad in grads)
 
-    def test_flat_networks_on_images(self):
-        net = torch.nn.Sequential(
-            torch.nn.Flatten(),
-            torch.nn.Linear(8, 5),
-            nn.LipSwish(),
-            torch.nn.Linear(5, 8),
-            torch.nn.Unflatten(1, (2, 2, 2)),
-        )
-        block, x = trained_like(net, (2, 2, 2), logdet="exact").eval(), draw("x", 3, 2, 2, 2)
+    def test_convolutions_behind_a_squeeze(self):
+        """The first of them sees other channels than the block."""
+        parts = torch.nn.Conv2d(4, 5, 1), torch.nn.Tanh(), torch.nn.Conv2d(5, 4, 3, padding=1)
+        net = torch.nn.Sequential(torch.nn.PixelUnshuffle(2), *parts, torch.nn.PixelShuffle(2))
+        block, x = trained_like(net, (1, 2, 4), logdet="exact").eval(), draw("x", 3, 1, 2, 4)
         z, logdet = block(x)
         back, logdet_back = block.inverse(z)
         torch.testing.assert_close(back, x, rtol=0, atol=1e-12)
         torch.testing.assert_close(logdet_back, -logdet, rtol=0, atol=1e-12)
-        with pytest.raises(
-            ValueError, match=r"^ResidualBlock: Expected 8 features on the last axis; got events \(12,\)"
-        ):
-            block(draw("x", 1, 3, 2, 2))
+        for event, message in (((2, 2, 4), "4 channels and 2 axes; got"), ((1, 3, 4), "events that PixelUnshuffle")):
+            with pytest.raises(ValueError, match=rf"^ResidualBlock: Expected .*{message}"):
+                block(draw("x", 1, *event))
 
     def test_a_part_that_states_its_constant_counts(self):
         class Half(torch.nn.Module):
