@@ -69,6 +69,14 @@ def _():
     return Case(block(net, 0.95), (2, 3, 4), wrong_event=(3, 3, 4))
 
 
+@CASES.add("residual-moved-entries")
+def _():
+    """The first linear map sees another shape than the block."""
+    flat, whole = torch.nn.Flatten(), torch.nn.Unflatten(1, (2, 1, 3))
+    net = torch.nn.Sequential(flat, torch.nn.Linear(6, 5), nn.LipSwish(), torch.nn.Linear(5, 6), whole)
+    return Case(block(net), (2, 1, 3), wrong_event=(3, 1, 3))
+
+
 @CASES.add("triangular-conv-sylvester")
 def _():
     return Case(T.TriangularConvSylvester(2), (2, 3, 3), wrong_event=(3, 3, 3))

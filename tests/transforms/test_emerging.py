@@ -248,6 +248,50 @@ def test_an_inverse_that_is_none_is_not_returned(scale, record):
         torch.testing.assert_close(layer(x)[0], z.double(), rtol=0, atol=1e-9)
 
 
+def hard_to_unmix(condition: float) -> T.Emerging:
+    """A 1×1 that nearly loses one direction."""
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(4, 4))[0] for _ in range(2))
+    start = left @ torch.diag(torch.tensor([1.0, 0.7, 0.5, 1 / condition])) @ right
+    return T.Emerging(4, conv1x1=T.Conv1x1(4, "free", start=start)).eval()
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["with gradients", "without"])
+@pytest.mark.parametrize("condition", [1e1, 1e2, 1e3, 3e3])
+def test_the_condition_of_the_1x1_counts_once(condition, record):
+    """It is undone behind both systems: inside one, what it loses would be stretched from point to point."""
+    layer, x = hard_to_unmix(condition), draw("x", 4, 4, 8, 8).float()
+    with torch.set_grad_enabled(record):
+        z, _ = layer(x)
+        found, _ = layer.inverse(z)
+        assert (layer(found)[0] - z).abs().max() <= 3.5e-4 * z.abs().max()
+    assert (found - x).abs().max() <= 10 * condition * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("record", [True, False], ids=["with gradients", "without"])
+@pytest.mark.parametrize("condition", [3e4, 1e6])
+def test_a_1x1_that_loses_all_digits_is_not_taken_for_plain(condition, record):
+    layer, x = hard_to_unmix(condition), draw("x", 4, 4, 8, 8).float()
+    with torch.set_grad_enabled(record):
+        z, _ = layer(x)
+        with pytest.raises(ef.ConvergenceError, match=r"^Emerging: Expected a residual of at most"):
+            layer.inverse(z)
+
+
+@torch.no_grad()
+def test_what_was_kept_does_not_come_back_after_a_refusal():
+    layer, z = T.Emerging(3, conv1x1=T.Conv1x1(3, "free")).double().eval(), draw("z", 2, 3, 4, 4)
+    before = layer.inverse(z)
+    weight = layer.conv1x1.weight
+    other = weight[1].clone()
+    weight[1] = weight[0]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^Conv1x1: Expected a matrix that can be inverted; got a singular one"):
+            layer.inverse(z)
+    weight[1] = other
+    torch.testing.assert_close(layer.inverse(z), before)
+
+
 def test_an_inverse_is_verified_without_a_pass_where_it_is_plain(monkeypatch):
     """A bound on what rounding can do is enough for weights that do not stretch."""
     layer = settled(12).float()

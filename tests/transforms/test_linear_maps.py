@@ -46,6 +46,22 @@ def test_a_1x1_convolution_starts_as_a_rotation(parametrization):
     assert (w - torch.eye(6, dtype=F64)).norm() > 0.5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_a_matrix_that_has_become_singular_is_not_inverted(dtype):
+    """Exactly, and but for rounding; one that is only small is inverted."""
+    layer, x = T.Conv1x1(4, "free").to(dtype), draw("x", 2, 4, 3, 3).to(dtype)
+    layer.weight.mul_(1e-9)
+    torch.testing.assert_close(layer.inverse(layer(x)[0])[0], x)
+    layer.weight[2] = 0.3 * layer.weight[0] - 0.7 * layer.weight[1]
+    message = r"^Conv1x1: Expected a matrix that can be inverted; got a singular one\.$"
+    with pytest.raises(ValueError, match=message):
+        layer.inverse(x)
+    layer.weight[2] = 0
+    with pytest.raises(ValueError, match=message):
+        layer.inverse(x)
+
+
 @pytest.mark.parametrize("parametrization", ["lu", "free"])
 def test_a_1x1_convolution_starts_where_it_is_told(parametrization):
     start = draw("start", 4, 4)

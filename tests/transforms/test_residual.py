@@ -120,7 +120,7 @@ class TestNorms:
         true = torch.linalg.matrix_norm(torch.nn.functional.conv2d(wrapped, kernel).flatten(1), 2)
         assert true <= constraint.norm_bound(kernel) <= 1.05 * true
 
-    @pytest.mark.parametrize("sharpness", [-5.0, 0.5, 8.0])
+    @pytest.mark.parametrize("sharpness", [-800.0, -5.0, 0.5, 8.0])
     def test_lipswish_does_not_expand(self, sharpness):
         layer = nn.LipSwish().double()
         with torch.no_grad():
@@ -131,6 +131,33 @@ class TestNorms:
         torch.testing.assert_close(y, x * torch.sigmoid(beta * x) / 1.1)
         (slope,) = torch.autograd.grad(y.sum(), x)
         assert slope.abs().max() <= 1
+
+    @pytest.mark.parametrize("sharpness", [-50.0, -95.0, -104.0, -800.0])
+    def test_lipswish_is_linear_where_its_sharpness_vanishes(self, sharpness):
+        """Below −103 softplus is zero in float32, and its products with small numbers have no digits before."""
+        layer = nn.LipSwish()
+        with torch.no_grad():
+            layer.sharpness.fill_(sharpness)
+        x = torch.tensor([-100.0, -1.0, -1e-3, 0.0, 1e-3, 3.0]).requires_grad_()
+        y = layer(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        torch.testing.assert_close(y, x / 2.2, rtol=1e-6, atol=0)
+        torch.testing.assert_close(slope, torch.full_like(x, 1 / 2.2), rtol=1e-6, atol=0)
+        grads = torch.autograd.grad(y.sum() + slope.sum(), [x, layer.sharpness])
+        assert all(torch.isfinite(grad).all() for grad in grads)
+
+    def test_convolutions_behind_a_squeeze(self):
+        """The first of them sees other channels than the block."""
+        parts = torch.nn.Conv2d(4, 5, 1), torch.nn.Tanh(), torch.nn.Conv2d(5, 4, 3, padding=1)
+        net = torch.nn.Sequential(torch.nn.PixelUnshuffle(2), *parts, torch.nn.PixelShuffle(2))
+        block, x = trained_like(net, (1, 2, 4), logdet="exact").eval(), draw("x", 3, 1, 2, 4)
+        z, logdet = block(x)
+        back, logdet_back = block.inverse(z)
+        torch.testing.assert_close(back, x, rtol=0, atol=1e-12)
+        torch.testing.assert_close(logdet_back, -logdet, rtol=0, atol=1e-12)
+        for event, message in (((2, 2, 4), "4 channels and 2 axes; got"), ((1, 3, 4), "events that PixelUnshuffle")):
+            with pytest.raises(ValueError, match=rf"^ResidualBlock: Expected .*{message}"):
+                block(draw("x", 1, *event))
 
     def test_a_part_that_states_its_constant_counts(self):
         class Half(torch.nn.Module):
@@ -407,6 +434,31 @@ class TestInverse:
 
         values = [value.detach().clone().requires_grad_() for value in case.layer.parameters()]
         assert torch.autograd.gradcheck(inverse, (z.requires_grad_(), *values), fast_mode=True)
+
+
+class TestTransforms:
+    def test_weights_that_constraints_have_not_seen_are_refused_inside(self):
+        """Where buffers cannot be written; one pass outside is enough."""
+        torch.manual_seed(0)
+        block = T.ResidualBlock(nn.LipschitzMLP(3, (4,)), logdet="exact").double().eval()
+        x = draw("x", 3)
+        for run in (block, block.inverse):
+            with torch.no_grad():
+                for parameter in block.parameters():
+                    parameter.mul_(1.1)
+            with pytest.raises(
+                ValueError, match=r"^ResidualBlock: Expected a pass outside torch\.func first.*; got none"
+            ):
+                torch.func.jacrev(lambda v, run=run: run(v[None])[0][0])(x)
+            expected = torch.autograd.functional.jacobian(lambda v, run=run: run(v[None])[0][0], x)
+            torch.testing.assert_close(torch.func.jacrev(lambda v, run=run: run(v[None])[0][0])(x), expected)
+
+    def test_derivatives_forwards_are_refused(self):
+        block, x = estimating("residual-mlp")[0].layer, draw("x", 4)
+        with pytest.raises(
+            ValueError, match=r"^ResidualBlock: Expected torch\.func\.jacrev.*; got a derivative forwards"
+        ):
+            torch.func.jacfwd(lambda v: block(v[None])[0][0])(x)
 
 
 def test_a_flow_learns():

@@ -234,6 +234,20 @@ def test_gram_and_schmidt_do_not_jump():
     torch.testing.assert_close(before[..., 0], after[..., 0], rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("vectors", [torch.zeros(3, 2), torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])])
+def test_vectors_without_an_orthonormal_basis_are_refused(vectors):
+    """As a head that starts at zero gives them: no gradient would be finite."""
+    layer = T.OrthogonalSylvester(3, 2, amortized=True).double()
+    context = torch.cat([draw("context", 4, 10), vectors.double().reshape(1, -1).expand(4, -1)], 1)
+    assert layer(draw("x", 4, 3), context)[0].isfinite().all()
+    context.requires_grad_()
+    for direction in (layer, layer.inverse):
+        with pytest.raises(
+            ValueError, match=r"^OrthogonalSylvester: Expected vectors that are linearly independent; got"
+        ):
+            direction(draw("x", 4, 3), context)
+
+
 # --- planar -----------------------------------------------------------------------------------------------------------
 
 

@@ -234,6 +234,16 @@ def constant_constraints() -> Iterator[None]:
         _tracking.suspended = before
 
 
+@torch.no_grad()
+def constraint_has_seen(layer: nn.Module, name: str) -> bool:
+    """Whether the weight is the one that the constraint of `layer.name` has been brought to hold of."""
+    *before, constraint = layer.parametrizations[name]  # type: ignore[index]
+    weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
+    for step in before:
+        weight = step(weight)
+    return bool(constraint.seen == _mark(weight).to(constraint.seen.dtype))
+
+
 def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...], *, settle: bool = False) -> None:
     """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training.
 

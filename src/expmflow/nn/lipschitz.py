@@ -19,17 +19,8 @@ from expmflow.nn.swish import lip_swish
 
 CONVOLUTIONS: dict[int, Callable[..., nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 WEIGHTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-NOT_EXPANDING = (
-    nn.Identity,
-    nn.ReLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-)
+MOVING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle)
+NOT_EXPANDING = (nn.Identity, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus, *MOVING)
 
 
 class LipSwish(nn.Module):
@@ -47,7 +38,8 @@ class LipSwish(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return lip_swish(x, F.softplus(self.sharpness))
+        least = torch.finfo(x.dtype).tiny ** 0.5  # x / 2.2 from there on; a β of 0 would make it 0 / 0
+        return lip_swish(x, F.softplus(self.sharpness).clamp_min(least))
 
     def lipschitz_bound(self) -> float:
         return 1.0
@@ -186,6 +178,22 @@ def lipschitz_bound(net: nn.Module) -> float:
         else:
             bounds.append(_stated_bound(part))
     return math.prod(bounds)
+
+
+def shape_at_weights(net: nn.Module, event_shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape of an event at the first weighted part; None where what is before it does not say what it does."""
+    shape = event_shape
+    for part in _parts(net):
+        if isinstance(part, WEIGHTED):
+            return shape
+        if isinstance(part, MOVING):
+            try:
+                shape = tuple(part(torch.empty(1, *shape, device="meta")).shape[1:])
+            except RuntimeError:
+                expect(False, f"events that {part} can move", shape)
+        elif not isinstance(part, (*NOT_EXPANDING, nn.LeakyReLU, nn.ELU, LipSwish)):
+            return None
+    return None
 
 
 def _parts(net: nn.Module) -> Iterator[nn.Module]:

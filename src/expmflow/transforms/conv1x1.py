@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count
 from expmflow.nn.graph import check_graph, node_mask
+from expmflow.numerics.regular import is_regular
 from expmflow.transforms.base import Output, Transform, keep_padding, real_points
 
 
@@ -120,6 +121,9 @@ class Conv1x1(ChannelMix):
 
     def inverse_matrix(self) -> Tensor:
         if self.parametrization == "free":
+            regular = is_regular(self.weight, self.weight.detach().abs().sum(1))
+            known = regular or bool(self.weight.isfinite().all())  # of NaN, whoever looks at the result says more
+            self._expect(regular or not known, "a matrix that can be inverted", "a singular one")
             return torch.linalg.inv(self.weight)
         lower, upper = self._factors()
         half = torch.linalg.solve_triangular(lower, self.permutation.T, upper=False, unitriangular=True)

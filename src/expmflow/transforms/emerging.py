@@ -16,11 +16,12 @@ from expmflow.nn.masked import Mask
 from expmflow.numerics import ConvergenceError, Solution
 from expmflow.numerics.wavefront import CornerSystem, TiledCorners, solve_corners, solve_tiled, tile_corners
 from expmflow.transforms.base import Output, Transform, layer_name, real_points
-from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1
+from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1, mix
 from expmflow.transforms.frozen import Snapshot
 
 INITIAL_NORM = 0.1  # of what is added to the identity, about
 ROUNDINGS = 16  # that one entry of a residual may be the sum of, relative to the largest product in it
+FOLDED = 30.0  # the condition up to which W⁻¹ may be part of a system; its square is what rounding grows by there
 
 
 @final
@@ -63,7 +64,7 @@ class Emerging(Transform):
         self.first = CornerConv(channels, kernel_size)
         self.second = CornerConv(channels, kernel_size, reverse=True)
         self._snapshot = Snapshot()
-        self._tiled: tuple[tuple[int, ...], TiledCorners, float] | None = None
+        self._tiled: tuple[tuple[int, ...], TiledCorners, Tensor | None, float] | None = None
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         right = len(event_shape) == 3 and event_shape[0] == self.channels and 0 not in event_shape
@@ -82,30 +83,43 @@ class Emerging(Transform):
     def _inverse(self, z: Tensor, context: Any) -> Output:
         logdet = -self._logdet(z)
         if _recorded(z, *self.parameters()):
-            return solve_corners(self._systems(), z), logdet
+            return self._solved(z), logdet
         if not self.training and not torch.is_grad_enabled():
-            tiled, gain = self._frozen_systems(tuple(z.shape[1:]))
+            tiled, unmix, gain = self._frozen_systems(tuple(z.shape[1:]))
             x = solve_tiled(tiled, z)
+            x = x if unmix is None else mix(x, unmix, 1)
         else:
-            x, gain = solve_corners(self._systems(), z), self._gain()
+            x, gain = self._solved(z), self._gain()
         self._verify(x.detach(), z.detach(), gain)
         return x, logdet
 
-    def _systems(self) -> list[CornerSystem]:
-        return [self.second.system(), self.first.system(self.conv1x1)]
+    def _solved(self, z: Tensor) -> Tensor:
+        return mix(solve_corners([self.second.system(), self.first.system()], z), self.conv1x1.inverse_matrix(), 1)
 
-    def _frozen_systems(self, event_shape: tuple[int, ...]) -> tuple[TiledCorners, float]:
-        """Kept as long as the weights are what they were, for the image size of the last call."""
+    def _frozen_systems(self, event_shape: tuple[int, ...]) -> tuple[TiledCorners, Tensor | None, float]:
+        """Kept as long as the weights are what they were, for the image size of the last call.
+
+        W⁻¹ is part of the second system, or what is left to do.
+        """
         if not self._snapshot.matches(self) or self._tiled is None or self._tiled[0] != event_shape:
+            self._tiled = None  # what follows may raise, and the weights count as seen
+            folded = _condition(self.conv1x1.matrix()) <= FOLDED
+            systems = [self.second.system(), self.first.system(self.conv1x1 if folded else None)]
             origin = self._convolved(self.first.bias.new_zeros(1, *event_shape))[0]
-            self._tiled = event_shape, tile_corners(self._systems(), origin), self._gain()
+            unmix = None if folded else self.conv1x1.inverse_matrix()
+            self._tiled = event_shape, tile_corners(systems, origin), unmix, self._gain()
         return self._tiled[1:]
 
     @torch.no_grad()
     def _gain(self) -> float:
-        """The largest sum of products that an entry of the output may be, for inputs of at most 1."""
+        """The largest sum of products that an entry of the output may be, for inputs of at most 1.
+
+        Times the conditions of what an inverse is made with: each may lose so many times as much.
+        """
         kernels = self._folded(), self.second.kernel()
-        return math.prod(float(kernel.abs().sum((1, 2, 3)).amax()) for kernel in kernels)
+        sums = math.prod(float(kernel.abs().sum((1, 2, 3)).amax()) for kernel in kernels)
+        inverted = self.conv1x1.matrix(), self.first.unit_centre(), self.second.unit_centre()
+        return sums * math.prod(map(_condition, inverted))
 
     @torch.no_grad()
     def _verify(self, x: Tensor, z: Tensor, gain: float) -> None:
@@ -128,6 +142,13 @@ class Emerging(Transform):
     def _logdet(self, x: Tensor) -> Tensor:
         per_point = self.conv1x1.log_abs_det() + self.first.log_diagonal.sum() + self.second.log_diagonal.sum()
         return real_points(x, self.channels, None) * per_point
+
+
+def _condition(matrix: Tensor) -> float:
+    """σ_max / σ_min; NaN where there are no such numbers."""
+    if not bool(matrix.isfinite().all()):
+        return math.nan
+    return float(torch.linalg.cond(matrix.to(torch.promote_types(matrix.dtype, torch.float32))))
 
 
 def _recorded(*tensors: Tensor) -> bool:
@@ -171,6 +192,11 @@ class CornerConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.kernel(), self.bias, padding=self.centre)
+
+    def unit_centre(self) -> Tensor:
+        """The centre tap, over its diagonal."""
+        centre = self.kernel()[:, :, self.centre, self.centre]
+        return centre / centre.diagonal()[:, None]
 
     def solve(self, z: Tensor) -> Tensor:
         """The image of which this convolution makes z."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count
 from expmflow.numerics.roots import tanh_root
 from expmflow.transforms.amortized import Amortizable
@@ -116,7 +117,7 @@ class OrthogonalSylvester(OriginalSylvester):
     """z = x + Q R̃ tanh(R Qᵀx + b) in the plane of m orthonormal vectors Q; O(d m + m²) per sample, and O(d m²) for Q.
 
     Q are the given vectors after Gram and Schmidt, by a QR decomposition; the original iterates towards the nearest
-    orthonormal ones.
+    orthonormal ones. Vectors of zeros, as from a head that starts there, have no gradient and are refused in training.
 
     Args:
         features: d of the input `(batch, d)`.
@@ -135,7 +136,11 @@ class OrthogonalSylvester(OriginalSylvester):
         super().__init__(features, vectors, {"vectors": torch.randn(features, vectors)}, amortized=amortized)
 
     def basis(self, params: Mapping[str, Tensor]) -> Tensor:
-        q, r = torch.linalg.qr(params["vectors"])
+        vectors = params["vectors"]
+        q, r = torch.linalg.qr(vectors)
+        if q.requires_grad and not (torch.compiler.is_compiling() or transformed(vectors)):
+            regular = bool((r.detach().diagonal(dim1=-2, dim2=-1) != 0).all())  # otherwise no gradient is finite
+            self._expect(regular, "vectors that are linearly independent", "dependent ones")
         signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)  # LAPACK's change with the numbers
         return q * signs.to(q).detach().unsqueeze(-2)
 

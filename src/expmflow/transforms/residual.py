@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from expmflow._transformed import batched, transformed
 from expmflow._validation import expect, expect_count, expect_one_of, expect_unexported, expect_untraced
-from expmflow.nn.constraints import constant_constraints, update_constraint
-from expmflow.nn.lipschitz import constrain_lipschitz, lipschitz_bound
+from expmflow.nn.constraints import constant_constraints, constraint_has_seen, update_constraint
+from expmflow.nn.lipschitz import constrain_lipschitz, lipschitz_bound, shape_at_weights
 from expmflow.numerics import ConvergenceError, fixed_point
 from expmflow.numerics.solve import with_implicit_gradient
 from expmflow.transforms.base import Output, Transform, layer_name
@@ -96,14 +96,17 @@ class ResidualBlock(Transform):
         return lipschitz_bound(self.net)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        first = next(iter(self._weighted), None)
+        shape = shape_at_weights(self.net, event_shape)
+        if shape is None:
+            return
+        first = self._weighted[0]
         if isinstance(first, nn.Linear):
-            fits = event_shape[-1] == first.in_features
-            expect(fits, f"{first.in_features} features on the last axis", f"events {event_shape}")
+            fits = shape[-1] == first.in_features
+            expect(fits, f"{first.in_features} features on the last axis", f"events {shape}")
         elif isinstance(first, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             dims = len(first.kernel_size)
-            fits = len(event_shape) == dims + 1 and event_shape[0] == first.in_channels
-            expect(fits, f"events of {first.in_channels} channels and {dims} axes", event_shape)
+            fits = len(shape) == dims + 1 and shape[0] == first.in_channels
+            expect(fits, f"events of {first.in_channels} channels and {dims} axes", shape)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         check = getattr(self.net, "check_context", None)
@@ -127,6 +130,10 @@ class ResidualBlock(Transform):
         expect_unexported("a log-determinant that is made of gradients")
         if any(transformed(p) for p in self.net.parameters()):
             return
+        if transformed(x):  # where nothing can be written
+            seen = all(constraint_has_seen(layer, "weight") for layer in self._weighted)
+            self._expect(seen, "a pass outside torch.func first, in which constraints see the weights", "none")
+            return
         with nullcontext() if self.training else constant_constraints():
             for layer in self._weighted:
                 update_constraint(layer, "weight", tuple(x.shape[1:]), settle=True)
@@ -142,6 +149,8 @@ class ResidualBlock(Transform):
         """g(x) and log det(I + J), recorded if the caller records."""
         expect_untraced("a residual block, whose log-determinant is made of gradients")
         self._expect(not batched(x), "one batch of rows, as log-determinants are made of gradients", "torch.vmap")
+        known = x.requires_grad or not transformed(x)
+        self._expect(known, "torch.func.jacrev, as log-determinants are made of gradients", "a derivative forwards")
         record = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             if record and x.requires_grad:
