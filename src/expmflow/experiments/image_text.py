@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from expmflow.experiments.table import markdown_table
+from expmflow.experiments.table import markdown_table, seconds_words
 from expmflow.training.config import Config
 
 HEADER = ["model", "seed", "paper −ELBO", "ours", "paper NLL", "ours", "parameters", "lr", "s/step", "s", "command"]
@@ -62,18 +62,7 @@ def _test_words(rows: Sequence[Mapping[str, Any]]) -> str:
     weighed = sorted({(r["nll_images"], r["importance_samples"]) for r in rows if r["nll"] is not None})
     words = f" The −ELBO is that of {' or '.join(f'{n:,}' for n in images)} test images"
     words += "".join(f", the NLL that of the first {n:,}, by {k:,} importance samples each" for n, k in weighed)
-    return f"{words}. {_seconds_words(rows)}"
-
-
-def _seconds_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    threads, timed = ({r[key] for r in rows if key in r} for key in ("threads", "timed_threads"))
-    words = f"Seconds are those of training, with threads: {_either(threads)}"
-    beside = f"; beside other work. Those of a step were measured again without it, with threads: {_either(timed)}"
-    return words + (beside if timed else "") + "."
-
-
-def _either(values: set[Any]) -> str:
-    return " or ".join(str(value) for value in sorted(values))
+    return f"{words}. {seconds_words(rows)}"
 
 
 def _row(r: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:

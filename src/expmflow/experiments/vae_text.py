@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from expmflow.experiments.table import markdown_table
+from expmflow.experiments.table import markdown_table, seconds_words
 from expmflow.training.config import Config
 
 HEADER = [
@@ -71,8 +71,7 @@ def _tested(rows: Sequence[Row]) -> str:
     images, weighed = rows[0]["elbo_images"], sorted({(r["nll_images"], r["importance_samples"]) for r in rows})
     words = f"The −ELBO is that of {images:,} test images"
     words += "".join(f", the NLL that of the first {n:,}, by {k:,} importance samples each" for n, k in weighed)
-    threads = " or ".join(map(str, sorted({r["threads"] for r in rows})))
-    return f"{words}. Seconds are those of training, with threads: {threads}."
+    return f"{words}. {seconds_words(rows)}"
 
 
 def _row(r: Row, labels: Mapping[str, str], digits: int) -> list[str]:
