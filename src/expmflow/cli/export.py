@@ -31,6 +31,7 @@ def export(
     The arguments are printed, and stand in the file. Any number of rows will do. Before the file gets its name, it is
     loaded and compared with the model. Writes the file --out, and nothing else. ONNX needs the extra `export`.
     """
+    say("Recording, writing and comparing the program: seconds for small models, minutes for large ones.")
     with reading() as update:
         update("recording, writing and comparing the program", 0, 0)
         program = write_program(run, out, what=what)
