@@ -259,8 +259,10 @@ def test_float32_through_ten_layers_and_back():
     with torch.no_grad():
         z, logdet = chain.eval()(x)
         back, logdet_back = chain.inverse(z)
+        again, _ = chain(back)
     assert (z - x).norm() > x.norm()
-    assert (back - x).norm() <= 1e-3 * x.norm()
+    assert (again - z).norm() <= 1e-5 * z.norm()
+    assert (back - x).norm() <= 3e-3 * x.norm()  # these layers stretch what is off in z by several hundred
     torch.testing.assert_close(logdet_back, -logdet, rtol=1e-3, atol=1e-3)
 
 

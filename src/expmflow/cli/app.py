@@ -19,7 +19,7 @@ SUMMARIES = {  # the first paragraphs of the commands' own descriptions
     "report": "One self-contained HTML page: curves, samples beside the data, tables; several runs side by side.",
     "data": "Describe a data set: its rows, their shape and ranges, classes, parts.",
     "reproduce": "Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.",
-    "figures": "Draw the paper's figures, each as PNG and as SVG.",
+    "figures": "Draw the paper's figures as PNG and SVG; without --only, those whose trained models are there.",
     "export": "Write a model as a program that runs without expmflow: for torch alone, or as ONNX.",
 }
 EXAMPLES = {

@@ -29,7 +29,7 @@ def figures(
     ] = None,
     results: Annotated[Path, typer.Option(help="Where the tables are, with the weights beside them.")] = RESULTS,
 ) -> None:
-    """Draw the paper's figures, each as PNG and as SVG; without --only, those whose trained models are there."""
+    """Draw the paper's figures as PNG and SVG; without --only, those whose trained models are there."""
     expect(not out.exists() or out.is_dir(), "--out to be a folder", f"the file {out}")
     expect(results == RESULTS or results.is_dir(), "--results to be a folder", f"none at {results}")
     sources, names = Sources(results, run), []

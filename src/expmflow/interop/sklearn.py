@@ -42,6 +42,7 @@ except ImportError:  # before scikit-learn 1.6
 
 ROWS = 4096  # whose likelihoods are computed at a time
 NOISES = 8  # of each row, if it has whole numbers
+ROUNDING = 1e-5  # relative: likelihoods of a row differ by less with the rows beside it, and one is the threshold
 Floats = NDArray[np.float64]
 
 
@@ -278,10 +279,11 @@ class FlowOutlierDetector(OutlierMixin, _FlowEstimator):  # type: ignore[misc]
         expect(fits, "contamination above 0, and at most 0.5", repr(share))
 
     def _calibrate(self, training: Tensor, validation: Tensor) -> None:
-        if not self.novelty:
+        if self.novelty:
+            scores = np.sort(self._log_prob(validation))
+            place = max(1, math.floor(self.contamination * (len(scores) + 1)))  # of n rows and one more of their kind
+            threshold = float(scores[place - 1])
+        else:
             scores = self._log_prob(torch.cat([training, validation]))
-            self.offset_ = float(np.percentile(scores, 100 * self.contamination))
-            return
-        scores = np.sort(self._log_prob(validation))
-        place = max(1, math.floor(self.contamination * (len(scores) + 1)))  # of n rows and one more of their kind
-        self.offset_ = float(scores[place - 1])
+            threshold = float(np.percentile(scores, 100 * self.contamination))
+        self.offset_ = threshold - ROUNDING * max(1.0, abs(threshold))
