@@ -13,6 +13,7 @@ from expmflow.models.posteriors import POSTERIORS, FlowSettings, PosteriorName, 
 from expmflow.models.vae import VAE
 from expmflow.nn import DenseBlock
 from expmflow.nn.initial import keep_scale
+from expmflow.nn.layout import channels_last
 
 LikelihoodName = Literal["auto", "bernoulli", "logistic-mixture"]
 SCALES = 2  # of the image, each half as high and wide as the one before
@@ -111,7 +112,7 @@ class ChannelsLast(nn.Module):
     """Images with the channels last in memory, by which convolutions of few channels take a third less on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last)
+        return channels_last(x)
 
 
 def _image_likelihood(name: str, colours: int, components: int, levels: int) -> Likelihood:

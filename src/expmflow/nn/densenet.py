@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from expmflow._validation import expect_count
 from expmflow.nn.context import check_context
 from expmflow.nn.dense_layers import dense_network, gated_sum
+from expmflow.nn.layout import channels_last
 
 
 class DenseNet(nn.Module):
@@ -77,6 +78,12 @@ class _DenseLayer(nn.Sequential):
         super().__init__(
             nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, growth, 3, padding=1), nn.ReLU()
         )
+
+    def forward(self, x: Tensor) -> Tensor:
+        mix, relu, conv, _ = self
+        x = relu(mix(x))
+        # Of one channel the 1×1 forgets which order it was given, and the 3×3 would take the slower one.
+        return relu(conv(channels_last(x) if x.shape[1] == 1 else x))
 
 
 class DenseBlock(nn.Module):
