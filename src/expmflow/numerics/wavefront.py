@@ -87,8 +87,8 @@ class _CornerSolve(torch.autograd.Function):
     @staticmethod
     def forward(taps: Tensor, v: Tensor, reverse: bool) -> Tensor:
         side = _tile_side(v.shape[1:], TILE)
-        tiled = TiledCorners(side, [_in_tiles(taps, None, reverse, side, _tall(v.shape[1:]))], None)
-        return solve_tiled(tiled, v)
+        first, sweep = _in_tiles(taps, reverse, side, _tall(v.shape[1:]))
+        return solve_tiled(TiledCorners(_kernel(first, side), None, [sweep]), v)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
@@ -115,37 +115,65 @@ class _CornerSolve(torch.autograd.Function):
         return torch.stack([corner_solve(t, x, reverse=reverse) for t, x in zip(every_tap, every_v, strict=True)]), 0
 
 
-class _Tiles(NamedTuple):
-    """A system on tiles: rows become `rows @ first + Σ rows[:, columns] @ matrix` of tiles `down` and `along`.
+class _Sweep(NamedTuple):
+    """One anti-diagonal after the other: to `rows` comes Σ rows[:, columns] @ matrix of tiles `down` and `along`.
 
     `along` counts anti-diagonals.
     """
 
-    first: Tensor | None
     others: list[tuple[int, int, slice, Tensor]]
     margin: int
     reverse: bool
 
 
 class TiledCorners(NamedTuple):
-    """Systems for tiles of `side` × `side` points in the place of points, and the image that zero solves, in tiles."""
+    """Systems for square tiles of points in the place of points.
 
-    side: int
-    systems: list[_Tiles]
+    Args:
+        kernel: of a convolution that makes the entries of tiles out of images: `(entries, C, side, side)`.
+        origin: what it makes of the image that zero solves: `(rows of tiles, columns of tiles, 1, entries)`.
+        sweeps: one after the other.
+    """
+
+    kernel: Tensor
     origin: Tensor | None
+    sweeps: list[_Sweep]
 
 
 def tile_corners(systems: Sequence[CornerSystem], origin: Tensor) -> TiledCorners:
     """What the solutions of these systems have in common; without gradients.
 
+    To solve a system is to multiply each tile by a matrix, and then to sweep over the anti-diagonals. Here the products
+    of all systems come first, as one; a sweep is brought to the basis that the products behind it lead to. It sees no
+    more of a tile for that where directions alternate: the border that it looks at sees itself alone.
+
     Args:
         systems: one after the other.
         origin: `(C, H, W)`, the image of which zero is the solution: what all biases make together.
     """
-    side, tall = _tile_side(origin.shape, KEPT_TILE), _tall(origin.shape)
+    channels, tall = len(origin), _tall(origin.shape)
+    side = _tile_side(origin.shape, KEPT_TILE)
     with torch.no_grad():
-        tiles = [_in_tiles(system.normalized()[0], system.inverse, system.reverse, side, tall) for system in systems]
-        return TiledCorners(side, tiles, _points_in_tiles((origin.mT if tall else origin)[None], side).contiguous())
+        first = torch.eye(side * side * channels, dtype=origin.dtype, device=origin.device)
+        back, sweeps = first, []
+        for system in reversed(systems):
+            within, sweep = _in_tiles(system.normalized()[0], system.reverse, side, tall)
+            sweeps.append(_in_basis(sweep, first, back))
+            first = _each_point(system.inverse, side) @ within @ first
+            back = back @ _blocks(system.taps, system.reverse, side, tall)[0].mT
+        kernel = _kernel(first, side)
+        return TiledCorners(kernel, _entries((origin.mT if tall else origin)[None], kernel).contiguous(), sweeps[::-1])
+
+
+def _in_basis(sweep: _Sweep, basis: Tensor, back: Tensor) -> _Sweep:
+    """The same for tiles that are multiplied by `basis`, of which `back` is the inverse."""
+    others = []
+    for down, along, columns, matrix in sweep.others:
+        matrix = back[:, columns] @ matrix @ basis
+        used = matrix.any(1).nonzero().flatten().tolist() or [0]
+        columns = slice(used[0], used[-1] + 1)
+        others.append((down, along, columns, matrix[columns].contiguous()))
+    return sweep._replace(others=others)
 
 
 def solve_tiled(tiled: TiledCorners, v: Tensor) -> Tensor:
@@ -163,47 +191,52 @@ def solve_tiled(tiled: TiledCorners, v: Tensor) -> Tensor:
 
 
 def _solve_wide(tiled: TiledCorners, v: Tensor) -> Tensor:
-    tiles = _points_in_tiles(v, tiled.side)
-    if tiled.origin is not None:
-        tiles = torch.sub(tiles, tiled.origin, out=v.new_empty(tiles.shape))
-    height, width, batch, size = *tiles.shape[:3], tiles.shape[3:].numel()
-    margin = max(system.margin for system in tiled.systems)
+    entries = _entries(v, tiled.kernel)
+    height, width, batch, size = entries.shape
+    margin = max(sweep.margin for sweep in tiled.sweeps)
     y = v.new_zeros((height + width - 1) * (height + 2 * margin) * batch, size)
-    image = _image_in(y, tiles.shape, margin)
-    for system in tiled.systems:
-        if system.first is not None:  # all tiles at once, while nothing lies between them
-            tiles = (tiles.reshape(-1, size) @ system.first).view(tiles.shape)
-        tiles = image.copy_(tiles)
-        _sweep(system, y, batch, margin, (height, width))
-    points = tiles.permute(2, 0, 3, 1, 4, 5)
-    return points.reshape(batch, v.shape[2], v.shape[3], v.shape[1]).permute(0, 3, 1, 2)
+    image = _image_in(y, (height, width, batch, size), margin)
+    image.copy_(entries) if tiled.origin is None else torch.sub(entries, tiled.origin, out=image)
+    for sweep in tiled.sweeps:
+        _sweep(sweep, y, batch, margin, (height, width))
+    side, channels = tiled.kernel.shape[2], v.shape[1]
+    points = image.unflatten(3, (side, side, channels)).permute(2, 0, 3, 1, 4, 5)
+    return points.reshape(batch, *v.shape[2:], channels).permute(0, 3, 1, 2)
 
 
-def _points_in_tiles(v: Tensor, side: int) -> Tensor:
-    """`(rows of tiles, columns of tiles, batch, rows within, columns within, channels)`."""
-    batch, channels, height, width = v.shape
-    return v.reshape(batch, channels, height // side, side, width // side, side).permute(2, 4, 0, 3, 5, 1)
+def _entries(v: Tensor, kernel: Tensor) -> Tensor:
+    """Of each tile, by a convolution: `(rows of tiles, columns of tiles, batch, entries)`."""
+    return F.conv2d(v, kernel, stride=kernel.shape[2]).permute(2, 3, 0, 1)
 
 
-def _image_in(y: Tensor, shape: Sequence[int], margin: int) -> Tensor:
-    """A view of the images in `(anti-diagonals · rows of tiles · batch, entries of a tile)`, below so many rows."""
-    height, _, batch, side, _, channels = shape
-    size = y.shape[1]
+def _kernel(first: Tensor, side: int) -> Tensor:
+    """Of the convolution that multiplies the points of each tile, row by row, by this matrix from the right."""
+    return first.mT.contiguous().unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
+
+
+def _each_point(inverse: Tensor, side: int) -> Tensor:
+    """A product with a matrix at each point of a tile, as one from the right."""
+    return torch.block_diag(*[inverse.mT] * side**2)
+
+
+def _image_in(y: Tensor, shape: tuple[int, int, int, int], margin: int) -> Tensor:
+    """A view of the tiles in `(anti-diagonals · rows of tiles · batch, entries of a tile)`, below so many rows."""
+    height, _, batch, size = shape
     row = batch * size
     diagonal = (height + 2 * margin) * row
-    return y.as_strided(tuple(shape), (diagonal + row, diagonal, size, side * channels, channels, 1), margin * row)
+    return y.as_strided(shape, (diagonal + row, diagonal, size, 1), margin * row)
 
 
-def _sweep(system: _Tiles, y: Tensor, batch: int, margin: int, grid: tuple[int, int]) -> None:
+def _sweep(sweep: _Sweep, y: Tensor, batch: int, margin: int, grid: tuple[int, int]) -> None:
     """One anti-diagonal after the other, in place."""
     height, width = grid
-    count, sign = height + width - 1, 1 if system.reverse else -1
+    count, sign = height + width - 1, 1 if sweep.reverse else -1
     diagonal = (height + 2 * margin) * batch
     seen = [
         (sign * along, sign * (along * diagonal + down * batch), y[:, columns], matrix)
-        for down, along, columns, matrix in system.others
+        for down, along, columns, matrix in sweep.others
     ]
-    for d in reversed(range(count)) if system.reverse else range(count):
+    for d in reversed(range(count)) if sweep.reverse else range(count):
         start, stop = (d * diagonal + batch * (margin + i) for i in (max(0, d + 1 - width), min(d + 1, height)))
         rows = y[start:stop]
         for along, shift, others, matrix in seen:
@@ -224,28 +257,28 @@ def _tile_side(event_shape: Sequence[int], largest: int) -> int:
     return max(side for side in sides if height % side == 0 and width % side == 0)
 
 
-def _in_tiles(taps: Tensor, first: Tensor | None, reverse: bool, side: int, transpose: bool) -> _Tiles:
-    """A system, of which taps[0, 0] stands for the identity and v is multiplied by `first`, solved within tiles."""
-    taps = taps.transpose(0, 1) if transpose else taps
-    if side == 1:
-        p, q, _, _ = taps.shape
-        others = [(a, a + b, slice(None), -taps[a, b].mT) for a in range(p) for b in range(q) if a + b]
-        return _Tiles(None if first is None else first.mT, others, p - 1, reverse)
-    channels, points = taps.shape[-1], side * side
-    size = points * channels
-    pairs, which, used = _tile_blocks(taps.shape[0], taps.shape[1], side, reverse)
+def _in_tiles(taps: Tensor, reverse: bool, side: int, tall: bool) -> tuple[Tensor, _Sweep]:
+    """Of a system whose taps[0, 0] is the identity: what solves it within a tile, from the right, and the rest."""
+    (p, q), channels = taps.shape[1::-1] if tall else taps.shape[:2], taps.shape[-1]
     unit = torch.eye(channels, dtype=taps.dtype, device=taps.device)
-    entries = torch.cat([unit[None], taps.flatten(0, 1)[1:], torch.zeros_like(unit)[None]])
-    blocks = entries[torch.tensor(which, device=taps.device)].transpose(2, 3).reshape(-1, size, size)
-    whole = torch.eye(size, dtype=taps.dtype, device=taps.device)
+    blocks = _blocks(torch.cat([unit[None], taps.flatten(0, 1)[1:]]).view(taps.shape), reverse, side, tall)
+    whole = torch.eye(blocks.shape[-1], dtype=taps.dtype, device=taps.device)
     within = torch.linalg.solve_triangular(blocks[0], whole, upper=reverse, unitriangular=True)
+    pairs, _, used = _tile_blocks(p, q, side, reverse)
     others = []
     for (a, b), (start, stop), block in zip(pairs[1:], used[1:], blocks[1:], strict=True):
         columns = slice(start * channels, stop * channels)
         others.append((a, a + b, columns, -(within @ block[:, columns]).mT))
-    if first is not None:
-        within = (within.reshape(size, points, channels) @ first).reshape(size, size)
-    return _Tiles(within.mT, others, max(a for a, _ in pairs), reverse)
+    return within.mT, _Sweep(others, max(a for a, _ in pairs), reverse)
+
+
+def _blocks(taps: Tensor, reverse: bool, side: int, tall: bool) -> Tensor:
+    """What tiles see of themselves, and then of each other: `(pairs of tiles, entries, entries)`."""
+    taps = taps.transpose(0, 1) if tall else taps
+    _, which, _ = _tile_blocks(taps.shape[0], taps.shape[1], side, reverse)
+    entries = torch.cat([taps.flatten(0, 1), torch.zeros_like(taps[0, :1])])
+    size = side * side * taps.shape[-1]
+    return entries[torch.tensor(which, device=taps.device)].transpose(2, 3).reshape(-1, size, size)
 
 
 @lru_cache
