@@ -73,7 +73,7 @@ class _DenseNetwork(torch.autograd.Function):
         dense = _beside(x, stem.shape[1], growth * len(layers))
         for known, (mix, conv, conv_bias) in enumerate(layers):
             new = slice(stem.shape[1] + growth * known, stem.shape[1] + growth * (known + 1))
-            folded.append(_folded(mix, stem))
+            folded.append(_folded_mix(mix, stem, len(conv[0]), growth))
             insides.append((dense[:, : new.start] @ folded[-1].T).relu_())
             added = F.conv2d(_image(insides[-1], x), conv, conv_bias, padding=1)
             torch.clamp_min(_matrix(added), 0, out=dense[:, new])
@@ -116,10 +116,9 @@ class _DenseNetwork(torch.autograd.Function):
             to_inside, to_conv, to_conv_bias = _conv_backward(_image(back, x), _image(inside, x), conv)
             back = _matrix(to_inside)
             _relu_backward_(back, inside, 0, grad_input=back)
-            to_mix = _unfolded(back.T @ dense[:, : new.start], mix, stem, to_stem)
-            weight, kernel = weights[2 + 4 * known], weights[4 + 4 * known]
-            to_mix = _gathered(to_mix[: len(weight)], len(weight), width, growth, known)
-            found += [to_conv_bias[: len(kernel)], to_conv[: len(kernel), : len(weight)], *_apart(to_mix)]
+            added, channels = len(weights[4 + 4 * known]), len(weights[2 + 4 * known])
+            to_mix = _unfolded_mix((back.T @ dense[:, : new.start])[:channels], mix, stem, to_stem, growth)
+            found += [to_conv_bias[:added], to_conv[:added, :channels], *to_mix]
             to_dense[:, : new.start].addmm_(back, folded[known])
         channels = x.shape[1]
         found += _apart(to_stem[1:, : channels + 1])
@@ -139,19 +138,21 @@ def _conv_backward(grad: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Ten
 
 
 def _joined(weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Any], Tensor, Tensor, Tensor]:
-    """As matrices, those of the 1×1 with their biases as the column before them; the last without."""
+    """As matrices, those of the 1×1 with their biases as the column before them; the last without.
+
+    The 1×1 of a layer comes in two parts: what it reads of (1, h), and of what the layers before it add.
+    """
     first, layers, gate, (last, last_bias) = _parts(weights)
     width, growth, places = len(first[0]), 0, 0
     rest: list[Any] = []
     for mix, mix_bias, conv, conv_bias in layers:
         growth, places = len(conv), _places(len(conv))
-        mix = _spread(_together(mix, mix_bias), width, growth, places)
         if places > growth:
             inside = width + places * len(rest)
-            mix = F.pad(mix, (0, 0, 0, inside - len(mix)))
             conv = F.pad(conv, (0, 0, 0, 0, 0, inside - conv.shape[1], 0, places - growth))
             conv_bias = F.pad(conv_bias, (0, places - growth))
-        rest.append((mix, conv, conv_bias))
+        mix = mix.flatten(1)
+        rest.append(((_together(mix[:, :width], mix_bias), mix[:, width:]), conv, conv_bias))
     return _together(*first), rest, _spread(_together(*gate), width, growth, places), last.flatten(1), last_bias
 
 
@@ -229,6 +230,39 @@ def _folded(matrix: Tensor, stem: Tensor) -> Tensor:
     """A matrix that reads (1, h, …), for (1, x, zeros, …)."""
     read = len(stem)
     return torch.cat([matrix[:, :read] @ stem, matrix[:, read:]], dim=1)
+
+
+def _folded_mix(mix: tuple[Tensor, Tensor], stem: Tensor, rows: int, places: int) -> Tensor:
+    """The 1×1 of a layer, for (1, x, zeros, …), with rows and columns of zeros where there are channels of zeros.
+
+    Weights may be more than a small batch has entries: each is written once, to where it is read.
+    """
+    (read, rest), width = mix, stem.shape[1]
+    layers = (rows + 1 - len(stem)) // places
+    folded = stem.new_zeros(rows, width + places * layers)
+    filled = folded[: len(read)]
+    torch.mm(read, stem, out=filled[:, :width])
+    if layers:
+        filled[:, width:].unflatten(1, (layers, places))[..., : rest.shape[1] // layers] = rest.unflatten(
+            1, (layers, -1)
+        )
+    return folded
+
+
+def _unfolded_mix(
+    grad: Tensor, mix: tuple[Tensor, Tensor], stem: Tensor, to_stem: Tensor, places: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of its bias and of its weight from the one of the folded; `to_stem` takes its share."""
+    (read, rest), (height, width) = mix, stem.shape
+    to_stem.addmm_(read.T, grad[:, :width])
+    bias, columns = _apart(grad[:, :width] @ stem.T)
+    weight = grad.new_empty(len(grad), height - 1 + rest.shape[1])
+    weight[:, : height - 1] = columns
+    if rest.shape[1]:
+        layers = (grad.shape[1] - width) // places
+        added = grad[:, width:].unflatten(1, (layers, places))[..., : rest.shape[1] // layers]
+        weight[:, height - 1 :].unflatten(1, (layers, -1)).copy_(added)
+    return bias, weight
 
 
 def _unfolded(grad: Tensor, matrix: Tensor, stem: Tensor, to_stem: Tensor) -> Tensor:
