@@ -78,7 +78,7 @@ def tiny(monkeypatch):
 
 def reproduce(folder: Path, *arguments: str) -> Outcome:
     places = ("--runs", folder / "runs", "--results", folder / "results", "--threads", "1")
-    return run_command("reproduce", "mixing", *arguments, *places)
+    return run_command("reproduce", "mixing", *places, *arguments)
 
 
 def rows_of(folder: Path) -> list[dict]:
@@ -330,6 +330,14 @@ class TestReproduce:
             tiny.setenv("RANK", rank)
             assert reproduce(tmp_path, "--only", "1x1").code == 0
             assert order == ["train 1x1-0", "train 1x1-1", *measured]
+
+    @pytest.mark.parametrize("option", ["--runs", "--results"])
+    def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_trained(self, tmp_path: Path, option: str):
+        (tmp_path / "file").write_text("a word")
+        outcome = reproduce(tmp_path, "--only", "1x1-0", option, tmp_path / "file")
+        assert outcome.code == 1
+        assert outcome.err == f"Expected {option} to be a folder; got the file {tmp_path / 'file'}."
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
     def test_a_preset_of_another_table(self, tmp_path: Path):
         outcome = reproduce(tmp_path, "--preset", "clipped")

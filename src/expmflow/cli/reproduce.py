@@ -62,6 +62,8 @@ def reproduce(
     table = EXPERIMENTS[experiment]
     expect_one_of(preset, table.presets, f"--preset of {experiment}")
     device = device_named(device)
+    for name, folder in (("--runs", runs), ("--results", results)):  # before hours of training, not after
+        expect(not folder.exists() or folder.is_dir(), f"{name} to be a folder", f"the file {folder}")
     table_rows = table.rows(preset)
     known = ", ".join(row.name for row in table_rows)
     strange = [name for name in only or [] if not any(row.name.startswith(name) for row in table_rows)]
