@@ -18,6 +18,7 @@ from expmflow import transforms as T
 from expmflow.data import Dataset, images
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.ablation import ABLATION
+from expmflow.experiments.curves import curves_figure
 from expmflow.experiments.images import ImageTable, Setting, at_higher_rates
 from expmflow.experiments.mixing import MIXING
 from expmflow.experiments.registry import EXPERIMENTS
@@ -419,6 +420,22 @@ class TestDifferences:
     def test_what_is_not_finite_is_refused(self):
         with pytest.raises(ValueError, match="Expected a finite likelihood of every test image"):
             Values(torch.tensor([1.0, math.inf]), None).measures()
+
+
+def test_the_legend_of_the_curves_is_beside_them():
+    labels = {f"{k}": f"a layer with a long name, and the number {k}" for k in range(8)}
+    curve = [[100 * k, 4 - 0.1 * k] for k in range(1, 10)]
+    rows = [{"model": name, "seed": 0, "seconds_per_step": 0.1, "curve": curve} for name in labels]
+    figure = curves_figure(rows, labels)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(labels.values())
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    for axis in figure.axes:
+        assert axis.get_legend() is None
+        assert axis.get_tightbbox().x1 <= box.x0
 
 
 def test_folders_of_shared_rows(tmp_path: Path):
