@@ -47,7 +47,7 @@ def tiny(monkeypatch):
             model={**small, "features": 4, "components": 2},
             vectors={"latents": 3},
             maps={"latents": 2},
-            optim={"lr": 0.01, "kl_warmup": 2},
+            optim={"lr": 0.01, "kl_warmup": 2, "decay": 0.5, "decay_every": 2},
             train={"steps": 4, "batch_size": 8, "log_every": 1, "validate_every": 2, "checkpoint_every": 2},
             weighed_images=5,
             samples=6,
@@ -125,7 +125,7 @@ class TestRows:
     def test_what_is_compared_with_what(self):
         assert references("mnist-iaf") == references("mnist-gaussian") == ["mnist-gaussian"]
         assert references("cifar10-conv-gaussian") == ["cifar10-conv-gaussian", "cifar10-gaussian"]
-        assert references("mnist-sylvester") == ["mnist-gaussian", "mnist-householder"]  # the paper has the two alike
+        assert references("mnist-sylvester") == ["mnist-gaussian", "mnist-iaf", "mnist-householder"]
         assert references("mnist-conv-sylvester") == ["mnist-conv-gaussian", "mnist-conv-iaf", "mnist-sylvester"]
 
 
@@ -165,6 +165,11 @@ class TestReproduce:
         assert text == VAE_TABLE.text(table, "laptop")
         for words in ("85.54 ± 0.08", "3.48 ± 0.005", "2 seeds", "`expmflow reproduce vae --preset laptop --only"):
             assert words in text
+        (_, half), (_, last) = first["curve"]
+        assert (
+            f"| posterior | seed | 2 | 4 |\n| --- | --- | --- | --- |\n| Gaussian | 0 | {half:.2f} | {last:.2f} |"
+            in text
+        )
         self.check_evaluate(tmp_path, first)
 
     def check_evaluate(self, folder: Path, row: dict) -> None:
