@@ -345,8 +345,10 @@ class TestReproduce:
         changed = {key for key in after if after[key] != before.get(key)}
         assert "timed_threads" in changed
         assert changed <= {"seconds_per_step", "timed_threads"}
-        outcome = run_command("reproduce", "graph", "--time", "--results", tmp_path / "none")
-        assert outcome.code == 0  # nothing is done there, so nothing is measured
+        outcome = run_command("reproduce", "mixing", "--time", "--results", tmp_path / "none")
+        assert outcome.code == 0
+        assert outcome.err == f"No row is done in {tmp_path / 'none' / 'mixing.json'}: nothing was measured"
+        assert not (tmp_path / "none").exists()
 
     def test_many_processes_train_all_rows_before_one_measures(self, tmp_path: Path, tiny):
         """The others would wait for it, and give up."""
