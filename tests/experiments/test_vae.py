@@ -12,6 +12,7 @@ import torch
 
 from cli_runs import Outcome, run_command
 from expmflow.data import Dataset, binarized, images
+from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.registry import EXPERIMENTS
 from expmflow.experiments.vae import PAPER, POSTERIORS, VAE_TABLE
 from expmflow.experiments.vae_table import flow_parameters, references
@@ -121,6 +122,20 @@ class TestRows:
         assert "gates of σ(2)" in choices
         _, logdet = build_posterior("iaf", (4,), settings).transform(torch.randn(5, 4), torch.zeros(5, 3))
         torch.testing.assert_close(logdet / 4, torch.sigmoid(torch.full((5,), 2.0)).log(), rtol=0, atol=0.02)
+
+    def test_how_much_smaller_the_laptops_models_are(self):
+        """As the page on results says."""
+        for small, large in zip(self.first("laptop"), self.first("paper"), strict=True):
+            counts = []
+            for row, preset in ((small, "laptop"), (large, "paper")):
+                config = row.config(preset)
+                config = config.model_copy(update={"model": config.model.model_copy(update={"grey_levels": 2})})
+                counts.append(count_parameters(build_model(config, SHAPES["mnist"])))
+            smallest, largest = (23, 32.5) if "conv-" in small.model else (7, 9.5)
+            assert smallest <= counts[1] / counts[0] <= largest
+
+    def first(self, preset: str) -> list:
+        return [row for row in VAE_TABLE.rows(preset) if row.images == "mnist" and row.seed == 0]
 
     def test_what_is_compared_with_what(self):
         assert references("mnist-iaf") == references("mnist-gaussian") == ["mnist-gaussian"]
