@@ -16,9 +16,9 @@ from PIL import Image
 from cli_runs import files, run_command, train_tiny
 from expmflow.experiments import feature_maps
 from expmflow.experiments.figures import FIGURES, Sources, write_figure
-from expmflow.experiments.figures.bound import NORMS, measured_terms
+from expmflow.experiments.figures.bound import NORMS, TERMS, bound_figure, measured_terms
 from expmflow.experiments.figures.matrices import KERNEL, PADDINGS, SIZE, equivalent_matrices
-from expmflow.experiments.figures.samples import samples_source
+from expmflow.experiments.figures.samples import GRAPHS, graphs_figure, samples_figure, samples_source
 from expmflow.experiments.figures.terms import photograph
 from expmflow.runs.shipped import shipped
 
@@ -60,6 +60,12 @@ class TestBound:
         """Whatever the norm, term i scales with its i-th power."""
         small, large = measured_terms(0.5, 6), measured_terms(1.5, 6)
         assert [b / a for a, b in zip(small.worst, large.worst, strict=True)] == pytest.approx([3**i for i in range(7)])
+
+    def test_no_mark_is_cut_at_the_edge(self):
+        (axis,) = bound_figure().axes
+        left, right = axis.get_xlim()
+        assert left < 0
+        assert right > TERMS
 
     def test_wrong_arguments(self):
         with pytest.raises(ValueError, match="Expected a positive norm; got 0"):
@@ -110,6 +116,10 @@ class TestSource:
     def test_comes_with_the_package_otherwise(self, tmp_path: Path):
         assert samples_source(tmp_path, None).name == "digits"
 
+    def test_is_named_above_the_samples(self):
+        (axis,) = samples_figure(samples_source(RESULTS, None)).axes
+        assert axis.get_title() == "Samples of a convolutional Sylvester flow trained on CIFAR-10"
+
     def test_must_be_of_images(self, tmp_path: Path):
         run = train_tiny(tmp_path / "moons")
         outcome = run_command("figures", "--only", "samples", "--run", run, "--out", tmp_path / "figures")
@@ -127,6 +137,11 @@ def test_each_is_written_in_both_formats(name: str, tmp_path: Path):
         assert min(picture.size) > 500
         assert len(picture.convert("RGB").resize((60, 60)).getcolors(3600)) > 20  # not an empty page
     assert ElementTree.parse(tmp_path / "new" / f"{name}.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.slow
+def test_marks_of_the_graphs_are_explained():
+    assert graphs_figure(RESULTS).get_supxlabel() == f"The nodes of {GRAPHS} graphs; circles are those of one of them"
 
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path):

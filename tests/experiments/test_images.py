@@ -18,6 +18,7 @@ from expmflow import transforms as T
 from expmflow.data import Dataset, images
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.ablation import ABLATION
+from expmflow.experiments.curves import curves_figure
 from expmflow.experiments.images import ImageTable, Setting, at_higher_rates
 from expmflow.experiments.mixing import MIXING
 from expmflow.experiments.registry import EXPERIMENTS
@@ -78,7 +79,7 @@ def tiny(monkeypatch):
 
 def reproduce(folder: Path, *arguments: str) -> Outcome:
     places = ("--runs", folder / "runs", "--results", folder / "results", "--threads", "1")
-    return run_command("reproduce", "mixing", *arguments, *places)
+    return run_command("reproduce", "mixing", *places, *arguments)
 
 
 def rows_of(folder: Path) -> list[dict]:
@@ -126,6 +127,28 @@ class TestSkeleton:
             for row in ABLATION.rows(preset):
                 free = row.cell.name.startswith("no-ar")
                 assert row.config(preset).model.lipschitz == (None if free else expected), row.name
+
+    @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+    def test_rows_are_compared_with_others_of_the_table(self, table):
+        names = [cell.name for cell in table.cells]
+        for cell in table.cells:
+            assert set(cell.against) <= set(names) - {cell.name}
+            assert len(set(cell.against)) == len(cell.against)
+
+    @pytest.mark.parametrize("table", [MIXING, RESIDUAL], ids=lambda table: table.name)
+    def test_the_preset_paper_has_the_settings_of_the_appendix(self, table):
+        for row in table.rows("paper"):
+            config = row.config("paper")
+            model, optim, train = config.model, config.optim, config.train
+            subflows = {"mixing": 10, "residual": 10 if "half" in row.name else 20}[table.name]
+            assert (model.levels, model.subflows, model.dequantization_subflows) == (2, subflows, 4)
+            assert (optim.optimizer, optim.lr, optim.decay, train.batch_size) == ("adam", 1e-3, 0.995, 256)
+            assert train.steps == 1000 * (40_000 // 256)
+            if table is MIXING:
+                assert (model.depth, model.growth) == (8, 64 if "1x1" in row.name else 63)
+                assert optim.betas == (0.9, 0.999)
+            else:
+                assert (model.hidden, optim.betas) == (528, (0.9, 0.99))
 
     def test_names_are_unique_and_the_first_seed_comes_first(self):
         for table in TABLES:
@@ -237,6 +260,7 @@ class TestReproduce:
         (row,) = rows_of(tmp_path)
         assert row["lr"] == 1e-3
         assert math.isfinite(row["elbo"])
+        assert f"| 1×1 | 0 | {row['tried']['0.001']:.3f} | – |" in (tmp_path / "results" / "mixing.md").read_text()
 
     def test_rows_are_compared_on_the_same_images(self, tmp_path: Path):
         assert reproduce(tmp_path, "--only", "1x1-0", "--only", "convexp-0").code == 0
@@ -249,23 +273,30 @@ class TestReproduce:
         assert text == MIXING.text(table, "laptop")
         assert f"{difference['elbo']:+.4f} ± {difference['elbo_standard_error']:.4f}" in text
         assert "| convolution exponential | 1×1 | 0 | -0.048 |" in text  # the paper's difference beside ours
+        tried = " | ".join(f"{value:.3f}" for value in table["rows"][1]["tried"].values())
+        assert "| model | seed | 0.001 | 0.01 |\n| --- | --- | --- | --- |\n| 1×1 | 0 | " in text
+        assert f"| convolution exponential | 0 | {tried} |" in text
 
     def test_a_row_with_a_rate_of_its_own_is_compared_with_the_one_that_was_chosen(self, tmp_path: Path, tiny):
-        assert reproduce(tmp_path, "--only", "convexp-0").code == 0
+        assert reproduce(tmp_path, "--only", "1x1-0", "--only", "convexp-0", "--only", "emerging-0").code == 0
         again = at_higher_rates(TINY, {"convexp-0": 0.02, "convexp-1": 0.03})
         tiny.setattr(MIXING, "settings", {**MIXING.settings, "higher-rate": again})
         assert [row.name for row in MIXING.rows("higher-rate")] == ["convexp-0", "convexp-1"]
         assert reproduce(tmp_path, "--preset", "higher-rate", "--only", "convexp").code == 0
         table = json.loads((tmp_path / "results" / "mixing-higher-rate.json").read_text())
         assert [(row["lr"], row["tried"]) for row in table["rows"]] == [(0.02, {}), (0.03, {})]
-        chosen, higher = (
-            np.load(tmp_path / f"results/{name}/convexp-0.npy") for name in ("mixing", "mixing-higher-rate")
-        )
-        (difference,) = table["differences"]  # of the seed that has been trained at both rates
-        assert difference["elbo"] == pytest.approx(float((higher - chosen).mean()), abs=1e-5)
+        higher = np.load(tmp_path / "results/mixing-higher-rate/convexp-0.npy")
+        differences = table["differences"]  # of the seed that has been trained at both rates
+        assert [d["seed"] for d in differences] == [0, 0, 0]
+        for difference, name in zip(differences, ("convexp", "1x1", "emerging"), strict=True):
+            chosen = np.load(tmp_path / f"results/mixing/{name}-0.npy")
+            assert difference["minus"] == f"{name} at the rate that was chosen"
+            assert difference["elbo"] == pytest.approx(float((higher - chosen).mean()), abs=1e-5)
         text = (tmp_path / "results" / "mixing-higher-rate.md").read_text()
-        name = "convolution exponential"
-        assert f"| {name} | {name} at the rate that was chosen | 0 | – | {difference['elbo']:+.4f} ±" in text
+        others = (("convolution exponential", "–"), ("1×1", "-0.048"), ("Emerging", "-0.008"))  # of itself no claim
+        for difference, (label, paper) in zip(differences, others, strict=True):
+            line = f"| convolution exponential | {label} at the rate that was chosen | 0 | {paper} |"
+            assert f"{line} {difference['elbo']:+.4f} ±" in text
         assert "short training" not in text  # of which there was none
 
     def test_a_row_that_was_cut_goes_on(self, tmp_path: Path, tiny):
@@ -314,8 +345,10 @@ class TestReproduce:
         changed = {key for key in after if after[key] != before.get(key)}
         assert "timed_threads" in changed
         assert changed <= {"seconds_per_step", "timed_threads"}
-        outcome = run_command("reproduce", "graph", "--time", "--results", tmp_path / "none")
-        assert outcome.code == 0  # nothing is done there, so nothing is measured
+        outcome = run_command("reproduce", "mixing", "--time", "--results", tmp_path / "none")
+        assert outcome.code == 0
+        assert outcome.err == f"No row is done in {tmp_path / 'none' / 'mixing.json'}: nothing was measured"
+        assert not (tmp_path / "none").exists()
 
     def test_many_processes_train_all_rows_before_one_measures(self, tmp_path: Path, tiny):
         """The others would wait for it, and give up."""
@@ -330,6 +363,14 @@ class TestReproduce:
             tiny.setenv("RANK", rank)
             assert reproduce(tmp_path, "--only", "1x1").code == 0
             assert order == ["train 1x1-0", "train 1x1-1", *measured]
+
+    @pytest.mark.parametrize("option", ["--runs", "--results"])
+    def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_trained(self, tmp_path: Path, option: str):
+        (tmp_path / "file").write_text("a word")
+        outcome = reproduce(tmp_path, "--only", "1x1-0", option, tmp_path / "file")
+        assert outcome.code == 1
+        assert outcome.err == f"Expected {option} to be a folder; got the file {tmp_path / 'file'}."
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
     def test_a_preset_of_another_table(self, tmp_path: Path):
         outcome = reproduce(tmp_path, "--preset", "clipped")
@@ -411,6 +452,22 @@ class TestDifferences:
     def test_what_is_not_finite_is_refused(self):
         with pytest.raises(ValueError, match="Expected a finite likelihood of every test image"):
             Values(torch.tensor([1.0, math.inf]), None).measures()
+
+
+def test_the_legend_of_the_curves_is_beside_them():
+    labels = {f"{k}": f"a layer with a long name, and the number {k}" for k in range(8)}
+    curve = [[100 * k, 4 - 0.1 * k] for k in range(1, 10)]
+    rows = [{"model": name, "seed": 0, "seconds_per_step": 0.1, "curve": curve} for name in labels]
+    figure = curves_figure(rows, labels)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(labels.values())
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    for axis in figure.axes:
+        assert axis.get_legend() is None
+        assert axis.get_tightbbox().x1 <= box.x0
 
 
 def test_folders_of_shared_rows(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ import expmflow as ef
 from expmflow.data.graphs import MIXTURES
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments import graph
+from expmflow.experiments.experiment import Experiment
 from expmflow.experiments.images import ImageTable
 from expmflow.experiments.page import BEGIN, END, page_text, update_page
 from expmflow.experiments.registry import EXPERIMENTS
+from expmflow.experiments.vae import VAE_TABLE
 from expmflow.experiments.values import Values
 from expmflow.training.build import build_model
 from expmflow.training.config import Config, TrainConfig, parse_config
@@ -87,8 +90,11 @@ IMAGE_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "preset", "path"), IMAGE_TABLES)
-def test_the_text_of_an_image_table_is_that_of_its_rows(table: ImageTable, preset: str, path: Path):
+WITH_DIFFERENCES = [*IMAGE_TABLES, pytest.param(VAE_TABLE, "laptop", RESULTS / "vae.json", id="vae-laptop")]
+
+
+@pytest.mark.parametrize(("table", "preset", "path"), WITH_DIFFERENCES)
+def test_the_text_of_a_table_with_differences_is_that_of_its_rows(table: Experiment, preset: str, path: Path):
     contents = json.loads(path.read_text())
     assert path.with_suffix(".md").read_text() == table.text(contents, preset)
     assert contents["differences"] == table.more(contents["rows"], path.with_suffix(""), preset)["differences"]
@@ -113,6 +119,53 @@ def test_the_page_has_the_numbers_of_all_tables():
     assert text.partition(BEGIN)[2].partition(END)[0].strip() == page_text(RESULTS).strip()
 
 
+def section(title: str) -> str:
+    return (RESULTS / "README.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_numbers_in_the_words_on_image_tables_are_printed_by_the_tables():
+    """Those of three digits or more, rounded as they are there."""
+    pages = [path.with_suffix(".md").read_text() for _, _, path in (given.values for given in IMAGE_TABLES)]
+    printed = {float(number) for page in pages for number in re.findall(r"\d+\.\d+", page)}
+    quoted = re.findall(r"\d+\.\d{3,}", section("The image tables, and what of them came out"))
+    assert len(quoted) > 10
+    missing = [n for n in quoted if not any(abs(value - float(n)) <= 0.5001e-3 for value in printed)]
+    assert not missing
+
+
+def test_the_differences_in_the_words_on_the_vae_table_are_printed_by_it():
+    """Ours, and the paper's in brackets behind it, of the same two rows."""
+    lines = [line.split(" | ") for line in (RESULTS / "vae.md").read_text().splitlines() if line.count(" | ") == 6]
+    printed = {
+        tuple(abs(float(cell.partition(" ±")[0])) for cell in (ours, paper))
+        for _, _, _, paper, ours, *_ in lines
+        if paper[0] in "+-" and "---" not in paper
+    }
+    quoted = re.findall(r"(\d+\.\d)\d?(?: ± 0\.\d+)? \((\d\.\d)", section("The VAE table, and what of it came out"))
+    assert len(quoted) >= 7
+    for pair in quoted:
+        numbers = tuple(map(float, pair))
+        assert any(all(abs(a - b) <= 0.051 for a, b in zip(numbers, those, strict=True)) for those in printed), (
+            f"{pair} in no line"
+        )
+
+
+def test_the_timings_are_those_of_the_benchmarks():
+    """And the paper's beside them: ours and the difference."""
+    text = (RESULTS.parent / "benchmarks" / "README.md").read_text().partition("<!-- begin papermodels -->")[2]
+    measured = {}
+    for line in text.partition("<!-- end papermodels -->")[0].splitlines():
+        name, *cells = line.strip("| ").split(" | ")
+        if "growth 63" in name and cells[0] != "–":
+            measured[name.partition(",")[0]] = [cells[k].strip("*") for k in (0, 1, 4, 5)]
+    names = {"emerging": "Emerging", "woodbury": "Woodbury", "convexp": "convolution exponential"}
+    assert set(measured) == set(names)
+    for name, (*training, paper, ours) in measured.items():
+        for measure, pair in (("training", training), ("sampling", (paper, ours))):
+            line = f"| {names[name]} | {measure}, % | {pair[0]} | {pair[1]} | {float(pair[1]) - float(pair[0]):+.1f} |"
+            assert line in section("Timings")
+
+
 def test_a_page_is_brought_up_to_date(tmp_path: Path):
     assert not update_page(tmp_path)
     (tmp_path / "graph.json").write_text((RESULTS / "graph.json").read_text())
@@ -123,6 +176,8 @@ def test_a_page_is_brought_up_to_date(tmp_path: Path):
     assert text.endswith("after\n")
     assert "old" not in text
     assert "| mog-4, gnf-exp | nats per node | 3.680 ± 0.017 | 3.683 ± 0.014 | +0.003 |" in text
-    assert " ± 0.000 " not in text  # an error has at least one digit that says something
+    assert "| mog-ring, the data | entropy, nats per node | 4.050 ± 0.001 | 4.053 | +0.003 |" in text
+    ours = [line.split(" | ")[3] for line in text.splitlines() if line.count(" | ") == 4]
+    assert not any(cell.endswith(" 0.000") for cell in ours)  # an error has at least one digit that says something
     assert update_page(tmp_path)
     assert (tmp_path / "README.md").read_text() == text

@@ -12,6 +12,7 @@ import torch
 
 from cli_runs import Outcome, run_command
 from expmflow.data import Dataset, binarized, images
+from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.registry import EXPERIMENTS
 from expmflow.experiments.vae import PAPER, POSTERIORS, VAE_TABLE
 from expmflow.experiments.vae_table import flow_parameters, references
@@ -47,7 +48,7 @@ def tiny(monkeypatch):
             model={**small, "features": 4, "components": 2},
             vectors={"latents": 3},
             maps={"latents": 2},
-            optim={"lr": 0.01, "kl_warmup": 2},
+            optim={"lr": 0.01, "kl_warmup": 2, "decay": 0.5, "decay_every": 2},
             train={"steps": 4, "batch_size": 8, "log_every": 1, "validate_every": 2, "checkpoint_every": 2},
             weighed_images=5,
             samples=6,
@@ -122,10 +123,24 @@ class TestRows:
         _, logdet = build_posterior("iaf", (4,), settings).transform(torch.randn(5, 4), torch.zeros(5, 3))
         torch.testing.assert_close(logdet / 4, torch.sigmoid(torch.full((5,), 2.0)).log(), rtol=0, atol=0.02)
 
+    def test_how_much_smaller_the_laptops_models_are(self):
+        """As the page on results says."""
+        for small, large in zip(self.first("laptop"), self.first("paper"), strict=True):
+            counts = []
+            for row, preset in ((small, "laptop"), (large, "paper")):
+                config = row.config(preset)
+                config = config.model_copy(update={"model": config.model.model_copy(update={"grey_levels": 2})})
+                counts.append(count_parameters(build_model(config, SHAPES["mnist"])))
+            smallest, largest = (23, 32.5) if "conv-" in small.model else (7, 9.5)
+            assert smallest <= counts[1] / counts[0] <= largest
+
+    def first(self, preset: str) -> list:
+        return [row for row in VAE_TABLE.rows(preset) if row.images == "mnist" and row.seed == 0]
+
     def test_what_is_compared_with_what(self):
         assert references("mnist-iaf") == references("mnist-gaussian") == ["mnist-gaussian"]
         assert references("cifar10-conv-gaussian") == ["cifar10-conv-gaussian", "cifar10-gaussian"]
-        assert references("mnist-sylvester") == ["mnist-gaussian", "mnist-householder"]  # the paper has the two alike
+        assert references("mnist-sylvester") == ["mnist-gaussian", "mnist-iaf", "mnist-householder"]
         assert references("mnist-conv-sylvester") == ["mnist-conv-gaussian", "mnist-conv-iaf", "mnist-sylvester"]
 
 
@@ -165,6 +180,11 @@ class TestReproduce:
         assert text == VAE_TABLE.text(table, "laptop")
         for words in ("85.54 ± 0.08", "3.48 ± 0.005", "2 seeds", "`expmflow reproduce vae --preset laptop --only"):
             assert words in text
+        (_, half), (_, last) = first["curve"]
+        assert (
+            f"| posterior | seed | 2 | 4 |\n| --- | --- | --- | --- |\n| Gaussian | 0 | {half:.2f} | {last:.2f} |"
+            in text
+        )
         self.check_evaluate(tmp_path, first)
 
     def check_evaluate(self, folder: Path, row: dict) -> None:

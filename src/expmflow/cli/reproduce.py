@@ -62,6 +62,8 @@ def reproduce(
     table = EXPERIMENTS[experiment]
     expect_one_of(preset, table.presets, f"--preset of {experiment}")
     device = device_named(device)
+    for name, folder in (("--runs", runs), ("--results", results)):  # before hours of training, not after
+        expect(not folder.exists() or folder.is_dir(), f"{name} to be a folder", f"the file {folder}")
     table_rows = table.rows(preset)
     known = ", ".join(row.name for row in table_rows)
     strange = [name for name in only or [] if not any(row.name.startswith(name) for row in table_rows)]
@@ -119,9 +121,12 @@ def _time_again(
 ) -> None:
     """Rows may have been trained beside other work; the seconds of the table are those of a machine with none."""
     found = {table.row_name(result): result for result in table.load(path)}
-    for row in rows:
-        if row.name in found:
-            seconds = table.step_time(row, preset, threads=threads, device=device)
-            found[row.name] |= {"seconds_per_step": round(seconds, 4), "timed_threads": torch.get_num_threads()}
-            say(f"{row.name}: {seconds:.3f} seconds a step")
-    table.save(path, list(found.values()), preset)
+    done = [row for row in rows if row.name in found]
+    for row in done:
+        seconds = table.step_time(row, preset, threads=threads, device=device)
+        found[row.name] |= {"seconds_per_step": round(seconds, 4), "timed_threads": torch.get_num_threads()}
+        say(f"{row.name}: {seconds:.3f} seconds a step")
+    if done:
+        table.save(path, list(found.values()), preset)
+    else:
+        say(f"No row is done in {path}: nothing was measured")

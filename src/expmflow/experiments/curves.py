@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from expmflow.data.drawing.panels import COLOURS, INK, decorate, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DASHES = ("-", "--", ":", "-.")  # one for each seed
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], path: Path) -> None:
-    """The validation of all rows against their steps and against the seconds of their training, as SVG.
+    """`curves_figure` as SVG; the same rows make the same file."""
+    import matplotlib
+
+    figure = curves_figure(rows, labels)
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+        temporary = path.with_name(f".{path.name}.tmp")
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
+    temporary.replace(path)
+
+
+def curves_figure(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure:
+    """The validation of all rows against their steps and against the seconds of their training; the legend beside them.
 
     Args:
         rows: of a table of images, each with its `curve` and what a step takes.
         labels: what to call the models.
-        path: where to.
     """
-    import matplotlib
-
-    figure = new_figure(9.6, 3.6)
+    figure = new_figure(12, 3.6)
     left, right = figure.subplots(1, 2, sharey=True)
     models, seeds = list(labels), sorted({row["seed"] for row in rows})
     values = sorted(bits for row in rows for _, bits in row["curve"] if bits is not None)
@@ -39,8 +50,5 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], pa
         left.set_ylim(values[0] - margin, highest + margin)
     decorate(left, "validation, bits per dimension", "steps")
     decorate(right, "", "seconds of training")
-    left.legend(frameon=False, fontsize=7, labelcolor=INK)
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # the same rows make the same file
-        temporary = path.with_name(f".{path.name}.tmp")
-        figure.savefig(temporary, format="svg", metadata={"Date": None})
-    temporary.replace(path)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, labelcolor=INK)
+    return figure

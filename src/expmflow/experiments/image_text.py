@@ -9,6 +9,7 @@ from typing import Any
 from expmflow.experiments.table import markdown_table, seconds_words
 from expmflow.training.config import Config
 
+DIVERGED = 100.0  # bits per dimension
 HEADER = ["model", "seed", "paper −ELBO", "ours", "paper NLL", "ours", "parameters", "lr", "s/step", "s", "command"]
 
 
@@ -18,10 +19,14 @@ def table_text(
     title: str,
     about: str,
     labels: Mapping[str, str],
+    papers: Mapping[str, Mapping[str, float]],
     config: Config,
     figure: str,
 ) -> str:
-    """Rows, means over seeds, differences on the same images; `figure` is the name of the picture beside it."""
+    """Rows, means over seeds, the choice of rates, differences on the same images.
+
+    `labels` and `papers` have the name of each model and the paper's numbers; `figure` is the picture beside the table.
+    """
     rows: Sequence[Mapping[str, Any]] = table["rows"]
     optim, settings = config.optim, config.train
     parts = [f"# {title}\n\n{about}\n"]
@@ -33,9 +38,14 @@ def table_text(
         f"one. Parameters count without weights that a mask keeps at zero.{_test_words(rows)}\n"
     )
     parts.append(markdown_table(HEADER, [*(_row(r, labels) for r in rows), *_over_seeds(rows, labels)]))
+    rates = list(dict.fromkeys(rate for r in rows for rate in r["tried"]))
+    if rates:
+        lines = [[labels[r["model"]], str(r["seed"]), *(_tried(r, rate) for rate in rates)] for r in rows]
+        parts.append("Validation after the short training at each learning rate, – where it diverged:\n")
+        parts.append(markdown_table(["model", "seed", *rates], lines))
     if table.get("differences"):
         header = ["model", "minus", "seed", "paper −ELBO", "ours", "paper NLL", "ours"]
-        lines = [_difference(d, rows, labels) for d in table["differences"]]
+        lines = [_difference(d, papers, labels) for d in table["differences"]]
         parts.append("Differences on the same test images, below zero where the model is better:\n")
         parts.append(markdown_table(header, lines))
     parts.append(f"![Validation against steps and seconds]({figure})\n")
@@ -92,13 +102,20 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) ->
             yield [labels[model], f"{len(cell)} seeds", *beside, *5 * [""]]
 
 
-def _difference(d: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[str]:
-    papers = {r["model"]: r["paper"] for r in rows}
+def _tried(r: Mapping[str, Any], rate: str) -> str:
+    """What the short training came to, unless it diverged."""
+    value = r["tried"].get(rate)
+    return "–" if value is None or value > DIVERGED else f"{value:.3f}"
+
+
+def _difference(
+    d: Mapping[str, Any], papers: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]
+) -> list[str]:
+    of, minus = papers[d["model"]], papers[d["minus"]]
     line = [labels[d["model"]], labels[d["minus"]], str(d["seed"])]
     for name in ("elbo", "nll"):
-        theirs = [papers.get(model, {}).get(name) for model in (d["model"], d["minus"])]
-        known = None not in theirs
-        line += [f"{theirs[0] - theirs[1]:+.3f}" if known else "–"]
+        known = of is not minus and name in of and name in minus  # of a row at two rates the paper has one
+        line += [f"{of[name] - minus[name]:+.3f}" if known else "–"]
         line += [f"{d[name]:+.4f} ± {d[f'{name}_standard_error']:.4f}" if name in d else "–"]
     return line
 

@@ -43,7 +43,7 @@ class Cell:
         name: of the row.
         model: its own settings of the model, in every preset.
         paper: −ELBO and NLL in bits per dimension, and the error bars of each where there are any.
-        against: the cell that differences are taken from; the first of the table if empty.
+        against: the cells that are subtracted from it; the first of the table if empty.
         weighed: whether there is an importance-weighted NLL; not where log-determinants are random estimates.
         matched: whether the row has as many parameters as the others.
         shared: the table in which the very same row is trained.
@@ -53,7 +53,7 @@ class Cell:
     name: str
     model: Mapping[str, Any]
     paper: Mapping[str, float] = field(default_factory=dict)
-    against: str = ""
+    against: tuple[str, ...] = ()
     weighed: bool = True
     matched: bool = True
     shared: str | None = None
@@ -261,27 +261,38 @@ class ImageTable(Experiment[ImageRow]):
     def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
         """Differences between rows of the same seed on the same test images.
 
-        A row with a rate of its own is compared with itself at the rate that was chosen, if that one is there.
+        A row with a rate of its own is compared with rows of the main preset, as far as they are there: with itself,
+        with what is subtracted from it there, and with what it is subtracted from.
         """
         names = [(r["model"], r["seed"]) for r in found]
         values = {(model, seed): Values.load(folder, f"{model}-{seed}") for model, seed in names}
-        against = {cell.name: [cell.against or self.cells[0].name] for cell in self.cells}
+        against = {cell.name: cell.against or (self.cells[0].name,) for cell in self.cells}
         if self.settings[preset].rate_of:
             chosen = self.results_file(folder.parent, self.main).with_suffix("")
-            there = {self.row_name(r) for r in self.load(chosen.with_suffix(".json"))}
-            known = [(model, seed) for model, seed in names if f"{model}-{seed}" in there]
-            values |= {(model + CHOSEN, seed): Values.load(chosen, f"{model}-{seed}") for model, seed in known}
-            against = {name: [name + CHOSEN] for name in against} | {name + CHOSEN: [] for name in against}
+            there = [(r["model"], r["seed"]) for r in self.load(chosen.with_suffix(".json"))]
+            values |= {(model + CHOSEN, seed): Values.load(chosen, f"{model}-{seed}") for model, seed in there}
+            related = {a: [b for b in against if b in against[a] or a in against[b]] for a in against}
+            against = {a: tuple(b + CHOSEN for b in dict.fromkeys([a, *related[a]])) for a in against}
+            against |= {a + CHOSEN: () for a in related}
         return {"differences": paired_differences(values, against)}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:
         labels = {cell.name: cell.label or cell.name for cell in self.cells}
         labels |= {name + CHOSEN: label + CHOSEN for name, label in labels.items()}
+        papers = {name: cell.paper for cell in self.cells for name in (cell.name, cell.name + CHOSEN)}
         setting = self.settings[preset]
         row = self.rows(preset)[0]
         about = f"{self.about} {setting.choices}".strip()
         figure = self.results_file(Path(), preset).with_suffix(".svg").name
-        return table_text(table, title=self.title, about=about, labels=labels, config=row.config(preset), figure=figure)
+        return table_text(
+            table,
+            title=self.title,
+            about=about,
+            labels=labels,
+            papers=papers,
+            config=row.config(preset),
+            figure=figure,
+        )
 
     def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
         labels = {cell.name: cell.label or cell.name for cell in self.cells}

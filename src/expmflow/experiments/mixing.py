@@ -25,6 +25,7 @@ CELLS = [
         "emerging",
         {"mixing": "emerging"},
         {"elbo": 3.245, "elbo_error": 0.002, "nll": 3.226, "nll_error": 0.002},
+        against=("1x1", "convexp"),
         label="Emerging",
     ),
     Cell(

@@ -34,12 +34,20 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
         "sylvester": {"elbo": 3.21, "nll": 3.19},
     },
 }
+
+
+def compared_with(layer: str, noise: str) -> tuple[str, ...]:
+    """The layers before it with the same noise, and the same layer with uniform noise."""
+    before = list(LAYERS)[: list(LAYERS).index(layer)]
+    return *(f"{other}-{noise}" for other in before), *([f"{layer}-uniform"] if noise == "variational" else [])
+
+
 CELLS = [
     Cell(
         f"{layer}-{noise}",
         {**settings, "dequantization": NOISE[noise]},
         PAPER[noise][layer],
-        against=f"coupling-{noise}",
+        against=compared_with(layer, noise),
         weighed="residual" not in layer,
         matched=layer != "residual-half",
         label=f"{LABELS[layer]}, {noise}",

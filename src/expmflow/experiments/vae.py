@@ -1,4 +1,4 @@
-"""Table 5 of the paper: flows as posteriors of VAEs."""
+"""The VAE table of the paper's appendix: flows as posteriors of VAEs."""
 
 from __future__ import annotations
 

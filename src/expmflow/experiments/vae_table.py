@@ -26,7 +26,11 @@ from expmflow.training.run import RunFolder
 Paper = Mapping[str, Mapping[str, tuple[float, float | None, float, float | None]]]
 MEASURES = (("−ELBO", "elbo"), ("NLL", "nll"))
 KL_ROWS = 500  # test images by which the latents in use are counted
-BEFORE = {"householder": "iaf", "sylvester": "householder", "conv-sylvester": "conv-iaf"}  # in the paper's order
+BEFORE = {  # flows with networks, in the paper's order
+    "householder": ("iaf",),
+    "sylvester": ("iaf", "householder"),
+    "conv-sylvester": ("conv-iaf",),
+}
 SOURCES = {"mnist": "binarized-mnist", "cifar10": "cifar10"}
 
 
@@ -100,7 +104,7 @@ class VAETable(Experiment[VAERow]):
     """
 
     name = "vae"
-    of_paper = "Table 5"
+    of_paper = "The VAE table of the appendix"
     main = "laptop"
 
     def __init__(self, presets: Mapping[str, Preset], labels: Mapping[str, str], paper: Paper) -> None:
@@ -196,14 +200,12 @@ class VAETable(Experiment[VAERow]):
 def references(model: str) -> list[str]:
     """What a model is compared with.
 
-    The Gaussian of the same latents, the posterior before it in the paper's order, and its like of vectors.
+    The Gaussian of the same latents, the flows before it in the paper's order, and its like of vectors.
     """
     images, _, posterior = model.partition("-")
     vectors = posterior.removeprefix("conv-")
     prefix = f"{images}-{posterior.removesuffix(vectors)}"
-    found = [f"{prefix}gaussian"]
-    if posterior in BEFORE:
-        found.append(f"{images}-{BEFORE[posterior]}")
+    found = [f"{prefix}gaussian", *(f"{images}-{before}" for before in BEFORE.get(posterior, ()))]
     return [*found, f"{images}-{vectors}"] if vectors != posterior else found
 
 

@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 def vae_text(
     table: Mapping[str, Any], *, labels: Mapping[str, str], configs: Mapping[str, Config], choices: str
 ) -> str:
-    """Rows, means over seeds and differences on the same images, for each set of images."""
+    """Rows, means over seeds, the validation and differences on the same images, for each set of images."""
     parts = [
         "# Flows as posteriors of VAEs\n\nOne latent representation with a standard normal prior; Bernoulli pixels for "
         "black and white MNIST, a discretized mixture of logistics for CIFAR-10; the rows differ in the posterior "
@@ -50,6 +50,11 @@ def vae_text(
         parts.append(
             markdown_table(HEADER, [*(_row(r, labels, digits) for r in rows), *_over_seeds(rows, labels, digits)])
         )
+        if config.optim.decay_every:
+            steps = [*range(config.optim.decay_every, config.train.steps, config.optim.decay_every), config.train.steps]
+            parts.append("−ELBO of the validation after so many steps, where the learning rate falls and at the end:\n")
+            lines = [_validations(r, labels, steps, digits) for r in rows]
+            parts.append(markdown_table(["posterior", "seed", *(f"{step:,}" for step in steps)], lines))
         differences = [d for d in table.get("differences", []) if d["model"].startswith(f"{images}-")]
         if differences:
             header = ["posterior", "minus", "seed", "paper −ELBO", "ours", "paper NLL", "ours"]
@@ -102,6 +107,12 @@ def _over_seeds(rows: Sequence[Row], labels: Mapping[str, str], digits: int) -> 
             paper = cell[0]["paper"]
             beside = [_of_paper(paper, "elbo"), ours["elbo"], _of_paper(paper, "nll"), ours["nll"]]
             yield [labels[cell[0]["posterior"]], f"{len(cell)} seeds", *beside, *6 * [""]]
+
+
+def _validations(r: Row, labels: Mapping[str, str], steps: Sequence[int], digits: int) -> list[str]:
+    curve = dict(r["curve"])
+    values = (f"{curve[step]:.{digits}f}" if step in curve else "–" for step in steps)
+    return [labels[r["posterior"]], str(r["seed"]), *values]
 
 
 def _difference(d: Row, rows: Sequence[Row], labels: Mapping[str, str], digits: int) -> list[str]:

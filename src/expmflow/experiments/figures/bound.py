@@ -67,7 +67,7 @@ def bound_figure() -> Figure:
         axis.text(0.1, 1.5 * torch.finfo(dtype).eps, f"rounding in {name}", fontsize=8, color=INK)
     axis.set_yscale("log")
     axis.set_ylim(1e-17, 2e3)
-    axis.set_xlim(0, TERMS)
+    axis.set_xlim(-0.3, TERMS + 0.3)
     decorate(axis, "Terms of the exponential series of a random 3 × 3 convolution, relative to the input", "term $i$")
     _legend(axis)
     return figure

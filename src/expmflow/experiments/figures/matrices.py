@@ -43,7 +43,7 @@ def matrices_figure() -> Figure:
         axes[1, column].set_xlabel(rf"$\log\det \exp(M) = {logdet:.2f}$", fontsize=11, color=INK)
     for row, limit in enumerate(limits):
         image = axes[row, 3].images[0]
-        figure.colorbar(image, ax=axes[row, 3], shrink=0.8, ticks=[-limit, 0, limit], format="%.1f")
+        figure.colorbar(image, ax=axes[row, 3], shrink=0.8, ticks=[-limit, 0, limit], format="{x:.1f}")
     return figure
 
 

@@ -24,6 +24,7 @@ SYLVESTER = "convolutional Sylvester flow"
 IMAGES = 48, 12  # and how many in a line
 MIXTURES = {"mog-4": "MoG-4", "mog-ring": "MoG-Ring", "mog-9": "MoG-9", "mog-16": "MoG-16"}
 FLOWS = {"coupling": "coupling", "gnf": "graph normalizing flow", "gnf-exp": "with the graph exponential"}
+DATA = {"cifar10": "CIFAR-10"}
 GRAPHS, MOST_WITH_EDGES = 500, 4  # shown; nodes of a graph whose edges can still be told apart
 
 
@@ -64,8 +65,8 @@ def samples_figure(trained: Trained) -> Figure:
     axis = figure.subplots()
     axis.imshow(grid, cmap="gray" if grid.mode == "L" else None, interpolation="nearest")
     axis.axis("off")
-    name, data = _kind(trained), trained.config.data.name
-    axis.set_title(f"Samples of a {name} trained on {data}", fontsize=13, color=INK)
+    data = trained.config.data.name
+    axis.set_title(f"Samples of a {_kind(trained)} trained on {DATA.get(data, data)}", fontsize=13, color=INK)
     return figure
 
 
@@ -102,6 +103,7 @@ def graphs_figure(results: Path) -> Figure:
             _graphs(axis, trained.sample(GRAPHS), colour, extent)
     for axis, title in zip(panels[0], ["data", *FLOWS.values()], strict=True):
         axis.set_title(title, fontsize=12, color=INK)
+    figure.supxlabel(f"The nodes of {GRAPHS} graphs; circles are those of one of them", fontsize=11, color=INK)
     return figure
 
 
