@@ -300,3 +300,42 @@ def test_an_inverse_is_verified_without_a_pass_where_it_is_plain(monkeypatch):
         z, _ = layer(x)
     monkeypatch.setattr(T.Emerging, "_forward", None)
     torch.testing.assert_close(inverse(layer, z)[0], x, rtol=0, atol=1e-4)
+
+
+def unequal(spread: float, seed: int) -> T.Emerging:
+    """Channels of very different sizes, and a 1×1 of condition 20 that mixes them."""
+    torch.manual_seed(seed)
+    left, right = (torch.linalg.qr(torch.randn(4, 4))[0] for _ in range(2))
+    start = left @ torch.diag(torch.logspace(0, -1.3, 4)) @ right
+    layer = T.Emerging(4, conv1x1=T.Conv1x1(4, "free", start=start)).eval()
+    with torch.no_grad():
+        for conv in (layer.first, layer.second):
+            conv.log_diagonal.normal_(0, spread)
+            conv.bias.normal_()
+    return layer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spread", [0.5, 1.0, 2.0, 3.0])
+def test_what_is_kept_costs_no_digits(spread):
+    """Both systems are solved as one only in bases where rounding does not grow; else one by one, as in training."""
+    for seed in range(8):
+        layer = unequal(spread, seed)
+        x = torch.randn(2, 4, 16, 16)
+        z = layer(x)[0]
+        exact = layer.double().inverse(z.double())[0]
+        layer.float()
+        kept, anew = ((found[0] - exact).norm() for found in (layer.eval().inverse(z), layer.train().inverse(z)))
+        assert kept <= 8 * anew
+
+
+def test_a_diagonal_so_small_that_nothing_of_it_is_left_is_no_inverse():
+    """Bounds on rounding overflow as well; an inverse that is not finite is not returned for that."""
+    for log_diagonal in (-20.0, -40.0, -110.0):
+        layer = stretching(10.0)
+        with torch.no_grad():
+            layer.first.log_diagonal.fill_(log_diagonal)
+            z = layer(draw("x", 2, 4, 8, 8).float())[0]
+        for record in (True, False):
+            with torch.set_grad_enabled(record), pytest.raises(ef.ConvergenceError, match=r"^Emerging: Expected"):
+                layer.inverse(z)

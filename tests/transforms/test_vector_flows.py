@@ -340,6 +340,16 @@ def test_gates_start_open(dims, event):
     torch.testing.assert_close(x, gate * z, rtol=0, atol=0.05)
 
 
+@torch.no_grad()
+def test_an_open_gate_lets_everything_through_whatever_the_mean():
+    """x = z then, to the last digit, and back."""
+    layer, z = T.InverseAutoregressive(3, 4), draw("z", 5, 3).float()
+    layer.net.last.parametrizations.weight.original.zero_()
+    layer.net.last.bias.copy_(torch.tensor([40.0] * 3 + [1e6] * 3))
+    torch.testing.assert_close(layer.inverse(z)[0], z, rtol=0, atol=0)
+    torch.testing.assert_close(layer(z)[0], z, rtol=0, atol=0)
+
+
 def test_a_long_event_with_steep_weights():
     """Forty entries whose inverse stretches: float64 gets back what float32 cannot, and says so or is right."""
     torch.manual_seed(1)

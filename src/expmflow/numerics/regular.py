@@ -1,6 +1,8 @@
-"""Whether a matrix can be inverted."""
+"""Whether a matrix can be inverted, and what it loses by that."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -21,3 +23,11 @@ def is_regular(matrices: Tensor, scale: Tensor) -> bool:
     factors, _, _ = torch.linalg.lu_factor_ex(matrices / scale.unsqueeze(-1))
     pivots = factors.diagonal(dim1=-2, dim2=-1).abs()
     return bool((pivots > matrices.shape[-1] * torch.finfo(pivots.dtype).eps).all())
+
+
+@torch.no_grad()
+def condition(matrix: Tensor) -> float:
+    """σ_max / σ_min; infinity where entries are not finite."""
+    if not bool(matrix.isfinite().all()):
+        return math.inf
+    return float(torch.linalg.cond(matrix.to(torch.promote_types(matrix.dtype, torch.float32))))

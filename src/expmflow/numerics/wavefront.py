@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from expmflow.numerics.regular import condition
+
 KEPT_TILE = 48  # entries of a tile, at most: above, products cost more than the steps that they save (measured)
 TILE = 12  # the same where systems are solved for one batch only, and bringing them to tiles counts
 
@@ -133,11 +135,13 @@ class TiledCorners(NamedTuple):
         kernel: of a convolution that makes the entries of tiles out of images: `(entries, C, side, side)`.
         origin: what it makes of the image that zero solves: `(rows of tiles, columns of tiles, 1, entries)`.
         sweeps: one after the other.
+        condition: the largest of the bases that sweeps are brought to: rounding may grow by as much.
     """
 
     kernel: Tensor
     origin: Tensor | None
     sweeps: list[_Sweep]
+    condition: float = 1.0
 
 
 def tile_corners(systems: Sequence[CornerSystem], origin: Tensor) -> TiledCorners:
@@ -145,7 +149,8 @@ def tile_corners(systems: Sequence[CornerSystem], origin: Tensor) -> TiledCorner
 
     To solve a system is to multiply each tile by a matrix, and then to sweep over the anti-diagonals. Here the products
     of all systems come first, as one; a sweep is brought to the basis that the products behind it lead to. It sees no
-    more of a tile for that where directions alternate: the border that it looks at sees itself alone.
+    more of a tile for that where directions alternate: the border that it looks at sees itself alone. In a basis that
+    is ill-conditioned it loses digits (`condition`), which systems that are solved one by one do not.
 
     Args:
         systems: one after the other.
@@ -155,14 +160,16 @@ def tile_corners(systems: Sequence[CornerSystem], origin: Tensor) -> TiledCorner
     side = _tile_side(origin.shape, KEPT_TILE)
     with torch.no_grad():
         first = torch.eye(side * side * channels, dtype=origin.dtype, device=origin.device)
-        back, sweeps = first, []
+        back, sweeps, conditions = first, [], []
         for system in reversed(systems):
             within, sweep = _in_tiles(system.normalized()[0], system.reverse, side, tall)
             sweeps.append(_in_basis(sweep, first, back))
+            conditions.append(condition(back))
             first = _each_point(system.inverse, side) @ within @ first
             back = back @ _blocks(system.taps, system.reverse, side, tall)[0].mT
         kernel = _kernel(first, side)
-        return TiledCorners(kernel, _entries((origin.mT if tall else origin)[None], kernel).contiguous(), sweeps[::-1])
+        shift = _entries((origin.mT if tall else origin)[None], kernel).contiguous()
+        return TiledCorners(kernel, shift, sweeps[::-1], max(conditions, default=1.0))
 
 
 def _in_basis(sweep: _Sweep, basis: Tensor, back: Tensor) -> _Sweep:

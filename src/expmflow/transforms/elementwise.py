@@ -58,8 +58,7 @@ class Gate(Elementwise):
 
     def inverse(self, z: Tensor, params: Params) -> Pair:
         logit, mean = params[0] + 1, params[1]
-        log_gate = F.logsigmoid(logit)
-        return mean + (z - mean) * (-log_gate).exp(), -log_gate
+        return z + (z - mean) * (-logit).exp(), -F.logsigmoid(logit)  # an open gate lets z through, whatever m is
 
 
 def bounded(x: Tensor, largest: float) -> Tensor:

@@ -14,6 +14,7 @@ from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count, expect_type
 from expmflow.nn.masked import Mask
 from expmflow.numerics import ConvergenceError, Solution
+from expmflow.numerics.regular import condition
 from expmflow.numerics.wavefront import CornerSystem, TiledCorners, solve_corners, solve_tiled, tile_corners
 from expmflow.transforms.base import Output, Transform, layer_name, real_points
 from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1, mix
@@ -21,7 +22,9 @@ from expmflow.transforms.frozen import Snapshot
 
 INITIAL_NORM = 0.1  # of what is added to the identity, about
 ROUNDINGS = 16  # that one entry of a residual may be the sum of, relative to the largest product in it
-FOLDED = 30.0  # the condition up to which W⁻¹ may be part of a system; its square is what rounding grows by there
+TOGETHER = 30.0  # the condition up to which both systems and W⁻¹ are solved as one; rounding may grow by as much
+
+_Frozen = tuple[list[TiledCorners], Tensor | None, float]
 
 
 @final
@@ -33,9 +36,9 @@ class Emerging(Transform):
     with d the diagonals of both centre taps, stored as sign and log-magnitude, so that training cannot carry one
     through zero. Forward: two convolutions (W is folded into the first). Inverse: two triangular systems, solved an
     anti-diagonal at a time, h + w − 1 steps each for points, or fewer for square tiles of points where these have few
-    channels. In evaluation mode and without gradients, what both systems need of the weights is kept. Weights may
-    stretch an image by more than a dtype has digits: an inverse is verified, and what is none raises
-    `ConvergenceError`.
+    channels. In evaluation mode and without gradients, what both systems need of the weights is kept, as one system
+    where that costs no digits. Weights may stretch an image by more than a dtype has digits: an inverse is verified,
+    and what is none raises `ConvergenceError`.
 
     The re-implementation that the convolution exponential was compared with reverses height and width only, so that
     both of its centre taps are triangular the same way, and leaves the diagonal free to pass through zero; its inverse
@@ -64,7 +67,7 @@ class Emerging(Transform):
         self.first = CornerConv(channels, kernel_size)
         self.second = CornerConv(channels, kernel_size, reverse=True)
         self._snapshot = Snapshot()
-        self._tiled: tuple[tuple[int, ...], TiledCorners, Tensor | None, float] | None = None
+        self._tiled: tuple[tuple[int, ...], _Frozen] | None = None
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
         right = len(event_shape) == 3 and event_shape[0] == self.channels and 0 not in event_shape
@@ -85,8 +88,10 @@ class Emerging(Transform):
         if _recorded(z, *self.parameters()):
             return self._solved(z), logdet
         if not self.training and not torch.is_grad_enabled():
-            tiled, unmix, gain = self._frozen_systems(tuple(z.shape[1:]))
-            x = solve_tiled(tiled, z)
+            systems, unmix, gain = self._frozen_systems(tuple(z.shape[1:]))
+            x = z
+            for tiled in systems:
+                x = solve_tiled(tiled, x)
             x = x if unmix is None else mix(x, unmix, 1)
         else:
             x, gain = self._solved(z), self._gain()
@@ -96,19 +101,24 @@ class Emerging(Transform):
     def _solved(self, z: Tensor) -> Tensor:
         return mix(solve_corners([self.second.system(), self.first.system()], z), self.conv1x1.inverse_matrix(), 1)
 
-    def _frozen_systems(self, event_shape: tuple[int, ...]) -> tuple[TiledCorners, Tensor | None, float]:
-        """Kept as long as the weights are what they were, for the image size of the last call.
-
-        W⁻¹ is part of the second system, or what is left to do.
-        """
+    def _frozen_systems(self, event_shape: tuple[int, ...]) -> _Frozen:
+        """Kept as long as the weights are what they were, for the image size of the last call."""
         if not self._snapshot.matches(self) or self._tiled is None or self._tiled[0] != event_shape:
             self._tiled = None  # what follows may raise, and the weights count as seen
-            folded = _condition(self.conv1x1.matrix()) <= FOLDED
-            systems = [self.second.system(), self.first.system(self.conv1x1 if folded else None)]
-            origin = self._convolved(self.first.bias.new_zeros(1, *event_shape))[0]
-            unmix = None if folded else self.conv1x1.inverse_matrix()
-            self._tiled = event_shape, tile_corners(systems, origin), unmix, self._gain()
-        return self._tiled[1:]
+            self._tiled = event_shape, (*self._tiled_systems(event_shape), self._gain())
+        return self._tiled[1]
+
+    def _tiled_systems(self, event_shape: tuple[int, ...]) -> tuple[list[TiledCorners], Tensor | None]:
+        """Both systems as one, W⁻¹ included; or one by one, and W⁻¹, where that costs digits."""
+        origin = self._convolved(self.first.bias.new_zeros(1, *event_shape))[0]
+        together = tile_corners([self.second.system(), self.first.system(self.conv1x1)], origin)
+        if together.condition <= TOGETHER:
+            return [together], None
+        alone = [
+            tile_corners([conv.system()], conv.bias[:, None, None].expand(event_shape))
+            for conv in (self.second, self.first)
+        ]
+        return alone, self.conv1x1.inverse_matrix()
 
     @torch.no_grad()
     def _gain(self) -> float:
@@ -119,12 +129,12 @@ class Emerging(Transform):
         kernels = self._folded(), self.second.kernel()
         sums = math.prod(float(kernel.abs().sum((1, 2, 3)).amax()) for kernel in kernels)
         inverted = self.conv1x1.matrix(), self.first.unit_centre(), self.second.unit_centre()
-        return sums * math.prod(map(_condition, inverted))
+        return sums * math.prod(map(condition, inverted))
 
     @torch.no_grad()
     def _verify(self, x: Tensor, z: Tensor, gain: float) -> None:
         """Raise unless x is the image of which z is made; it is made again only where x is so large that it may not."""
-        if x.numel() == 0 or not math.isfinite(gain):  # of NaN, whoever looks at the result says where it began
+        if x.numel() == 0 or math.isnan(gain):  # of weights that are NaN, whoever looks at the result says where
             return
         eps = torch.finfo(z.dtype).eps
         allowed = eps**0.5 * z.abs().amax((1, 2, 3)).clamp_min(1)
@@ -142,13 +152,6 @@ class Emerging(Transform):
     def _logdet(self, x: Tensor) -> Tensor:
         per_point = self.conv1x1.log_abs_det() + self.first.log_diagonal.sum() + self.second.log_diagonal.sum()
         return real_points(x, self.channels, None) * per_point
-
-
-def _condition(matrix: Tensor) -> float:
-    """σ_max / σ_min; NaN where there are no such numbers."""
-    if not bool(matrix.isfinite().all()):
-        return math.nan
-    return float(torch.linalg.cond(matrix.to(torch.promote_types(matrix.dtype, torch.float32))))
 
 
 def _recorded(*tensors: Tensor) -> bool:
