@@ -272,3 +272,21 @@ def test_all_broken_files_are_listed_at_once_or_left_out(tmp_path, caplog):
         path.write_bytes(b"no image")
     with pytest.raises(DataError, match="Expected an image in"):
         read_own(tmp_path, Form(), skip_broken=True)
+
+
+def test_images_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    for name in ("notes.txt", "IMG_2.HEIC", "a/IMG_1.heic", "raw.dng", ".hidden.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"no image that is known")
+    with pytest.raises(DataError, match=r"got 3 of formats that are not read \(dng, heic\), such as IMG_2\.HEIC\.$"):
+        find_pictures(tmp_path)
+    picture = saved(tmp_path, GREY)
+    assert find_pictures(tmp_path) == [picture]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Of the images in {tmp_path}, left out 3 of formats that are not read (dng, heic), such as IMG_2.HEIC. "
+        "Read are png, jpg, jpeg, bmp, gif, webp, tif, tiff."
+    ]
+    (tmp_path / "IMG_2.HEIC").unlink(), (tmp_path / "a/IMG_1.heic").unlink(), (tmp_path / "raw.dng").unlink()
+    caplog.clear()
+    assert find_pictures(tmp_path) == [picture]
+    assert not caplog.records

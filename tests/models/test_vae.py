@@ -217,6 +217,9 @@ def test_what_does_not_fit_is_refused():
         vae.sample(2, context=torch.zeros(2))
     with pytest.raises(TypeError, match=r"^Expected a FlowPosterior; got Planar\.$"):
         VAE(vae.encoder, T.Planar(4, amortized=True), vae.decoder)
+    heavy = torch.distributions.Independent(torch.distributions.StudentT(torch.full((4,), 3.0)), 1)
+    with pytest.raises(TypeError, match=r"^Expected a posterior whose base takes noise, .*; got Independent\(StudentT"):
+        VAE(vae.encoder, FlowPosterior(T.Planar(4, amortized=True), heavy), vae.decoder)
     for likelihood, got in ((ef.distributions.Bernoulli, "the class Bernoulli"), ("bernoulli", "a str")):
         with pytest.raises(TypeError, match=rf"^Expected a Likelihood .*, as Bernoulli\(\); got {got}\.$"):
             VAE(vae.encoder, vae.posterior, vae.decoder, likelihood=likelihood)

@@ -6,6 +6,7 @@ import torch
 
 from expmflow import nn as N
 from expmflow import transforms as T
+from expmflow.distributions import AmortizedGaussian, FlowPosterior
 from expmflow.training.run import RunFolder
 
 LAYERS = {
@@ -45,6 +46,49 @@ def test_linear_layers_are_untouched(name: str) -> None:
     exact, exact_logdet = layer(x)
     assert torch.equal(z, exact)
     assert torch.equal(logdet, exact_logdet)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("direction", ["forward", "inverse"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_a_coarse_network_made_is_raised_to_the_weights(name: str, direction: str) -> None:
+    layer, x = randomised(name), torch.randn(2, 4, 4, 4).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = getattr(layer, direction)(x), getattr(layer, direction)(x.float())
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    with pytest.raises(TypeError, match=rf"^{name}: Expected an input of dtype torch\.float32, .* got torch\.bfloat16"):
+        getattr(layer, direction)(x)  # without autocast nobody asked for two precisions
+
+
+@torch.no_grad()
+def test_a_coarse_context_is_raised_too() -> None:
+    layer = T.HouseholderSylvester(4, 2, amortized=True)  # which has no weights
+    z, context = torch.randn(3, 4), torch.randn(3, layer.params_per_sample).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, logdet = layer(z.bfloat16(), context)
+    assert torch.equal(found, layer(z.bfloat16().float(), context.float())[0])
+    assert logdet.dtype == torch.float32
+
+
+def test_a_posterior_of_a_coarse_encoder_is_not_coarse() -> None:
+    posterior = FlowPosterior(T.HouseholderSylvester(4, 2, amortized=True), AmortizedGaussian((4,)))
+    params, noise = torch.randn(3, posterior.params_per_sample).bfloat16(), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        z, log_q = posterior.rsample_and_log_prob(params, noise)
+    expected, expected_log_q = posterior.rsample_and_log_prob(params.float(), noise)
+    assert torch.equal(z, expected)
+    assert torch.equal(log_q, expected_log_q)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Conv1x1", "Emerging", "AffineCoupling"])
+def test_compiled_layers_are_as_exact(name: str) -> None:
+    layer, x = randomised(name), torch.randn(2, 4, 4, 4)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = compiled(x), layer(x)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["ConvSylvester", "AffineCoupling"])

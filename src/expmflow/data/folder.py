@@ -21,15 +21,29 @@ from expmflow.data.pictures import SUFFIXES, read_picture, strict_pillow
 log = logging.getLogger(__name__)
 MOST_THREADS = 8
 MOST_LISTED = 20  # broken files, in a message
+# images, of which none can be read here
+PHONES = (".heic", ".heif", ".avif", ".jxl", ".jp2")
+CAMERAS = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
+UNREAD = (*PHONES, *CAMERAS, ".psd", ".svg", ".tga", ".ppm", ".pgm")
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """The image files in a folder and in those below it, sorted; hidden ones are left out."""
-    files = [path for path in _visible_files(folder) if path.suffix.lower() in SUFFIXES]
+    """The image files in a folder and in those below it, sorted; hidden ones are left out.
+
+    A warning counts images of formats that are not read.
+    """
+    visible = sorted(_visible_files(folder))
+    files = [path for path in visible if path.suffix.lower() in SUFFIXES]
+    others = [path for path in visible if path.suffix.lower() in UNREAD]
+    kinds, found = ", ".join(suffix[1:] for suffix in SUFFIXES), ""
+    if others:
+        formats = ", ".join(sorted({path.suffix[1:].lower() for path in others}))
+        found = f"{len(others)} of formats that are not read ({formats}), such as {others[0].name}"
     if not files:
-        kinds = ", ".join(suffix[1:] for suffix in SUFFIXES)
-        raise DataError(f"Expected images ({kinds}) in {folder}; got none.")
-    return sorted(files)
+        raise DataError(f"Expected images ({kinds}) in {folder}; got {found or 'none'}.")
+    if others:
+        log.warning("Of the images in %s, left out %s. Read are %s.", folder, found, kinds)
+    return files
 
 
 def folder_labels(folder: Path, paths: Sequence[Path]) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 from expmflow._validation import expect, expect_count, expect_type
 from expmflow.distributions.foreign import TorchBase
 from expmflow.distributions.gaussian import LOG_2PI, Base
+from expmflow.nn.precision import raised
 from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.base import Chain, Transform
 
@@ -153,6 +154,8 @@ class FlowPosterior(nn.Module):
 
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor | None]:
         """What the base is told, and the flow."""
+        if torch.is_autocast_enabled(params.device.type):  # a density has no room for what is lost there
+            params = raised(params, torch.float32)
         wanted = self.params_per_sample
         fits = params.ndim == len(self.event_shape) + 1 and params.shape[1] == wanted
         fits = fits and params.shape[2:] == self.event_shape[1:]

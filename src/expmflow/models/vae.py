@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_type
-from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood, NonFiniteError
+from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood, NonFiniteError, TorchBase
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.gaussian import LOG_2PI
 from expmflow.distributions.protocol import Latents, Noise, given_noise
@@ -27,7 +27,7 @@ class VAE(Density):
     Args:
         encoder: from data, integers scaled to [−1, 1], to the parameters of the posterior, `(batch,
             posterior.params_per_sample)`; at each point of the latents, if those are images.
-        posterior: q(z | x).
+        posterior: q(z | x), whose base is `AmortizedGaussian` or another of this package.
         decoder: from latents to the parameters of `likelihood`.
         likelihood: p(x | z); `Bernoulli`, of images of zeros and ones, if None.
 
@@ -53,6 +53,9 @@ class VAE(Density):
     ) -> None:
         super().__init__()
         expect_type(isinstance(posterior, FlowPosterior), "a FlowPosterior", type(posterior).__name__)
+        base = posterior.base
+        if isinstance(base, TorchBase):  # a density draws no number that it was not given
+            expect_type(False, "a posterior whose base takes noise, as AmortizedGaussian", base.description())
         likelihood = Bernoulli() if likelihood is None else likelihood
         got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else f"a {type(likelihood).__name__}"
         expect_type(isinstance(likelihood, Likelihood), "a Likelihood of expmflow.distributions, as Bernoulli()", got)

@@ -9,8 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 class _State(threading.local):
@@ -42,3 +46,10 @@ def network_precision(device_type: str) -> Iterator[None]:
         return
     with torch.autocast(device_type, dtype=_state.coarse):
         yield
+
+
+def raised(value: Any, dtype: torch.dtype) -> Any:
+    """What a network under autocast made, in `dtype`; tensors that are not coarse, and all else, as they are."""
+    if isinstance(value, tuple):
+        return tuple(raised(part, dtype) for part in value)
+    return value.to(dtype) if isinstance(value, Tensor) and value.dtype in HALF else value

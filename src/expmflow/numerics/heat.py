@@ -14,7 +14,7 @@ from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_alike, expect_finite, expect_one_of, expect_tensor, expect_type
 from expmflow.numerics.decay import Basis, weights
 from expmflow.numerics.heat_plan import plan_heat
-from expmflow.numerics.plan import SeriesPlan, check_tol
+from expmflow.numerics.plan import SeriesPlan, check_plan, check_tol
 from expmflow.numerics.polynomial import apply_recomputing, apply_recording
 from expmflow.numerics.series import Gradient
 from expmflow.numerics.times import vector_of_times
@@ -24,6 +24,7 @@ from expmflow.operators.sparse import Pattern
 
 Laplacian = Literal["sym", "rw", "comb"]
 
+_CHEAPER = "Where the graph is small torch.matrix_exp(-t * L) takes less, and so does an undirected graph."
 REMEMBERED = 2**18  # edges, up to which the last graph is remembered: a few megabytes
 
 
@@ -56,6 +57,7 @@ def heat_kernel(
         laplacian: `"sym"`, `"rw"` or `"comb"`.
         edge_weight: `(E,)` non-negative, of the dtype of `x`; 1 if not given.
         tol: the tolerance; follows the dtype if None, and is never below what the dtype can hold (see `plan_heat`).
+            A `t` of which the dtype keeps no digit is refused.
         gradient: `"recompute"` keeps two blocks of the size of `x` between the passes, whatever the number of terms;
             `"autograd"` keeps every term, and can be differentiated twice.
 
@@ -203,8 +205,9 @@ def _times(fresh: Tensor, other: Tensor) -> Tensor:
 def _run(problem: _Problem, x: Tensor, times: Tensor, tol: float | None, gradient: Gradient) -> Tensor:
     """`(K, N, columns)`."""
     op, basis, rate, scale, kept = problem
-    tau = times * rate
+    tau, last = times * rate, float(times.detach().amax())
     plan = plan_heat(float(tau.detach().amax()), tol, x.dtype, basis)
+    check_plan(plan, last, tol, x.dtype, _CHEAPER, stacklevel=4)
     extra = int(times.requires_grad)  # slopes are differences of weights: one more makes them as good as the values
     run = apply_recording if gradient == "autograd" else apply_recomputing
     start = x if scale is None else x / scale.to(x.dtype).unsqueeze(-1)

@@ -7,8 +7,11 @@ from functools import lru_cache
 
 import torch
 
+from expmflow._validation import expect
 from expmflow.numerics.decay import Basis, terms_needed
 from expmflow.numerics.plan import SeriesPlan, default_tol, gamma, with_rounding
+
+_MOST = 5_000_000  # products; their weights take memory, too
 
 
 @lru_cache(maxsize=256)
@@ -30,6 +33,8 @@ def plan_heat(
     recurrence carries the error of a term on by polynomials of the second kind, so that T_k is off by at most
     (2α + 1)γ k(k + 1)/2, and Σ w_k k² = τ; a power M^k by (1 + αγ)^k − 1, and Σ w_k (1 + αγ)^k = e^{ταγ}.
     """
+    most = _reach(basis, tau)
+    expect(most <= _MOST, f"a time that takes at most {_MOST:,} products", f"one that takes about {most:,}")
     unit = torch.finfo(dtype).eps / 2
     asked = max(default_tol(dtype) if tol is None else float(tol), unit)
     rounding = 2 * unit * (tau + math.sqrt(terms_needed(basis, tau, asked)[0] + 1))
@@ -39,6 +44,11 @@ def plan_heat(
     if sum_length is None:
         return plan
     return with_rounding(plan, _proven_rounding(tau, terms, unit, basis, sum_length, absolute_norm))
+
+
+def _reach(basis: Basis, tau: float) -> int:
+    """How many weights there are to choose from: no fewer than there will be products, and not many more."""
+    return math.ceil(30 + 10 * math.sqrt(tau) + (tau if basis == "powers" else 0))
 
 
 def _proven_rounding(tau: float, terms: int, unit: float, basis: Basis, sum_length: int, absolute: float) -> float:

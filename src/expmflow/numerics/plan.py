@@ -17,6 +17,7 @@ The expected error chooses the plan, for the proven one is pessimistic by orders
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,6 +31,7 @@ from expmflow._validation import expect, expect_count, expect_type
 _ROUNDINGS_PER_PRODUCT = 1.5
 _DEFAULT_TOL = {torch.float64: 1e-14, torch.float32: 1e-6}
 _MAX_TERMS = 200
+_MANY_PRODUCTS = 100_000  # seconds, whatever the operator
 _FEW = 64
 # the sizes ρ/s of a step that are worth trying: beyond 32 cancellation eats every digit of float64
 _STEP_SIZES = tuple(32.0 * 0.985**i for i in range(480))
@@ -167,6 +169,20 @@ def check_tol(tol: float | None) -> None:
         return
     expect_type(isinstance(tol, int | float) and not isinstance(tol, bool), "tol to be a number", repr(tol))
     expect(tol >= 0 and math.isfinite(tol), "a finite tol of at least 0", tol)
+
+
+def check_plan(
+    plan: SeriesPlan, t: float, tol: float | None, dtype: torch.dtype, cheaper: str, *, stacklevel: int
+) -> None:
+    """Raise where no digit of the result is known; warn where it takes long, and say what is `cheaper`."""
+    expect(
+        plan.error_bound < max(1.0, 0.0 if tol is None else tol),
+        f"an exponential of which {dtype} keeps a digit",
+        f"t = {t:g}, where rounding may take them all: take a smaller t, a tighter norm bound, or a wider dtype",
+    )
+    if plan.products > _MANY_PRODUCTS:
+        cost = f"The exponential at t = {t:g} takes {plan.products:,} products, about as many as t times the norm."
+        warnings.warn(f"{cost} {cheaper}", stacklevel=stacklevel + 1)
 
 
 def log_remainder(size: float, terms: int) -> float:

@@ -15,11 +15,16 @@ from expmflow._transformed import batched, largest_of_all, transformed
 from expmflow._validation import expect, expect_count, expect_one_of, expect_tensor, expect_type, expect_untraced
 from expmflow.numerics.gradient import series_vjp, with_strides
 from expmflow.numerics.graph_series import apply_graph_series, has_graph_series
-from expmflow.numerics.plan import SeriesPlan, check_tol, default_tol, plan_series
+from expmflow.numerics.plan import SeriesPlan, check_plan, check_tol, default_tol, plan_series
 from expmflow.numerics.times import vector_of_times
 from expmflow.operators import LinearOperator
 
 Gradient = Literal["recompute", "autograd"]
+
+_CHEAPER = (
+    "Where events are small torch.matrix_exp(t * op.dense(event_shape)) takes less, and so does heat_kernel for "
+    "diffusion on an undirected graph; else take a smaller t, or a tighter norm bound."
+)
 
 
 def expm_apply(
@@ -46,6 +51,8 @@ def expm_apply(
         gradient: `"recompute"` keeps only `x` and the parameters between the passes, and recomputes in the backward
             pass, which holds O(steps + terms) buffers while it runs. `"autograd"` keeps every term, is faster where
             memory allows, and can be differentiated twice. Both give the same gradient to rounding.
+
+    A `t` of which the dtype keeps no digit is refused, and one that takes more than 100,000 products is warned of.
 
     Cost:
         `plan.products` applications of the operator; a backward pass costs about three times that
@@ -148,8 +155,10 @@ def apply_at(
     tol: float | None,
     terms: int | SeriesPlan | None,
     gradient: Gradient,
+    *,
+    checked: bool = False,
 ) -> Tensor:
-    """`expm_apply` at one time, unchecked: for layers, which have checked their input."""
+    """`expm_apply` at one time, its input unchecked: for layers, which have done that; `checked`: so is its plan."""
     expect_untraced("an exponential, whose terms follow from its weights")
     folded = op.folded(tuple(x.shape[1:]))
     scaled = folded if isinstance(t, float) and t == 1.0 else folded.scale(t)
@@ -163,6 +172,8 @@ def apply_at(
         plan = SeriesPlan(1, terms, math.nan)
     else:
         plan = plan_for(op, t, x.shape[1:], x.dtype, tol)
+        if not checked and not torch.compiler.is_compiling():
+            check_plan(plan, float(torch.as_tensor(t).detach()), tol, x.dtype, _CHEAPER, stacklevel=3)
     recorded = gradient == "autograd" or not torch.is_grad_enabled() or transformed(x, *op.parameters)
     run = apply_recording if recorded else apply_recomputing
     return run(scaled, scaled.layout(x), plan)
@@ -215,7 +226,9 @@ def _at_times(
         sign, last = torch.tensor(side, dtype=torch.float64), abs(values[ahead[-1]])
         bounds = op.norm_bound(x.shape[1:]), log_norm_at(op, sign, x.shape[1:])
         plans = _plans(largest_of_all(bounds[0]), largest_of_all(bounds[1]), x.dtype)
-        share = half / min(len(ahead), 1.5 * plans(last, half).products)
+        whole = plans(last, half)
+        check_plan(whole, side * last, tol, x.dtype, _CHEAPER, stacklevel=3)
+        share = half / min(len(ahead), 1.5 * whole.products)
         value, now = x, torch.zeros((), dtype=x.dtype, device=x.device)
         spent, off = 0, 0.0
         for k in ahead:
@@ -229,7 +242,7 @@ def _at_times(
                 value, step, within = x, times[k], half
                 straight = plans(abs(values[k]), half)
                 spent, off = straight.products, straight.error_bound
-            value, now = apply_at(op, value, step, within, None, gradient), times[k]
+            value, now = apply_at(op, value, step, within, None, gradient, checked=True), times[k]
             arrived[k] = value
     return torch.stack(arrived)
 
@@ -261,6 +274,7 @@ def _as_times(t: float | Tensor | Sequence[float], x: Tensor) -> float | Tensor 
         return float(t)
     if isinstance(t, list | tuple):
         t = vector_of_times(t, x.dtype, x.device)
+    expect_type(isinstance(t, Tensor), "t to be a number, a tensor or a list of times", type(t).__name__)
     expect_tensor(t, "t")
     several = torch.as_tensor(t).to(dtype=x.dtype, device=x.device)
     fits = several.ndim == 0 or (several.ndim == 1 and several.shape[0] > 0)

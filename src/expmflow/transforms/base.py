@@ -14,13 +14,11 @@ from torch.nn.utils import parametrize
 
 from expmflow._validation import expect_finite, expect_tensor, expect_type, expect_untraced
 from expmflow.nn.constraints import constant_constraints
-from expmflow.nn.precision import full_precision
+from expmflow.nn.precision import HALF, full_precision, raised
 
 Output = tuple[Tensor, Tensor]
 Watcher = Callable[["Transform", Tensor, Tensor, Tensor], None]
 
-
-HALF = (torch.bfloat16, torch.float16)
 MISSING = ("not implemented for", "Low precision dtypes not supported", "Unsupported dtype")
 
 
@@ -79,8 +77,12 @@ class Transform(nn.Module, ABC):
             raise ValueError(f"{layer_name(self)}: Expected {expected}; got {got}.")
 
     def _run(self, direction: Callable[[Tensor, Any], Output], x: Tensor, context: Any) -> Output:
+        if isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type):
+            parameter = _first_parameter(self)
+            dtype = torch.float32 if parameter is None else parameter.dtype
+            x, context = raised(x, dtype), raised(context, dtype)
         if torch.compiler.is_compiling():
-            return direction(x, context)
+            return _exactly(direction, x, context)
         try:
             if self.training:
                 expect_untraced("a layer in training mode, which may change as it runs: call eval()")
