@@ -12,6 +12,7 @@ import torch
 
 from cli_runs import run_command
 from expmflow.data import DataError
+from expmflow.data.kinds.networks import Networks
 from expmflow.data.own_graphs import holds_graphs, read_graphs
 from expmflow.distributions import StructuredFlow
 from expmflow.models import graph_flow
@@ -151,6 +152,17 @@ class TestDensity:
         assert float(density.round_trip_error(rows).max()) < 1e-9
 
 
+def test_the_baseline_is_a_gaussian_that_sees_one_node_at_a_time(tmp_path: Path):
+    """Of graphs of other sizes than those it is fitted to, padding not counted, in nats per graph."""
+    train, rows = read_graphs(many(tmp_path / "a.npz", 80)).rows, read_graphs(many(tmp_path / "b.npz", 9, seed=1)).rows
+    nodes = torch.cat([row[row[:, -1] > 0, :2] for row in train])
+    gaussian = torch.distributions.MultivariateNormal(nodes.mean(0), nodes.T.cov(correction=0))
+    expected = -sum(gaussian.log_prob(row[row[:, -1] > 0, :2]).sum() for row in rows) / len(rows)
+    ((name, value),) = Networks().baselines(train, rows).items()
+    assert name == "a Gaussian of full covariance for each node"
+    assert value == pytest.approx(float(expected), rel=1e-9)
+
+
 def test_every_command_takes_them(here: Path):
     many(here / "g.npz")
     (here / "c.yaml").write_text(
@@ -159,6 +171,7 @@ def test_every_command_takes_them(here: Path):
     )
     trained = run_command("train", "c.yaml", "--out", "run")
     assert trained.code == 0, trained.err
+    assert "a Gaussian of full covariance for each node is" in trained.out + trained.err
     assert (open_run("run").kind.name, open_run("run").config.model.edges) == ("networks", True)
     found = json.loads(run_command("evaluate", "run", "--json").out)
     assert found["rows"] == 6

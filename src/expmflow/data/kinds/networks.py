@@ -16,6 +16,7 @@ from expmflow.data.download import Progress
 from expmflow.data.drawing.nodes import Drawn, graphs_figure
 from expmflow.data.drawing.panels import save_figure
 from expmflow.data.errors import DataError
+from expmflow.data.gaussian import gaussian_nll
 from expmflow.data.kinds.base import (
     NATS,
     Description,
@@ -58,6 +59,11 @@ class Networks(Kind):
 
     def units(self, event_shape: tuple[int, ...]) -> tuple[Unit, ...]:
         return (NATS,)
+
+    def baselines(self, train: Tensor, rows: Tensor) -> dict[str, float]:
+        """Of nodes that know nothing of each other."""
+        nodes, others = _real_nodes(train), _real_nodes(rows)
+        return {"a Gaussian of full covariance for each node": gaussian_nll(nodes, others) * len(others) / len(rows)}
 
     def read(self, files: Sequence[Path], layout: Layout, *, fit: bool, progress: Progress | None) -> Rows:
         """Graphs may have more nodes than those of the run; all are padded to the largest."""
@@ -113,7 +119,7 @@ class Networks(Kind):
         graph, node, other = rows[..., features:-1].nonzero().T
         start = (sizes.cumsum(0) - sizes)[graph]
         edges = torch.stack([start + node, start + other])
-        return {"x": rows[..., :features][mask].numpy(), "edge_index": edges.numpy(), "sizes": sizes.numpy()}
+        return {"x": _real_nodes(rows).numpy(), "edge_index": edges.numpy(), "sizes": sizes.numpy()}
 
     def draw(
         self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
@@ -130,6 +136,11 @@ def _load(
     found = read_graphs(path)
     rows = found.rows[torch.randperm(len(found.rows), generator=generator("split"))]
     return replace(split(rows, validation, test), kind="networks", names=found.names, has_edges=True)
+
+
+def _real_nodes(rows: Tensor) -> Tensor:
+    """The features `(nodes, F)` of all real nodes, one graph after the other."""
+    return rows[..., : rows.shape[2] - rows.shape[1] - 1][rows[..., -1] > 0.5]
 
 
 def _drawn(row: Tensor) -> Drawn:
