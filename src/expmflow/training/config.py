@@ -31,33 +31,40 @@ __all__ = ["Config", "ConfigError", "load_config", "parse_config", "presets"]
 class DataConfig(Section):
     """Where the samples come from."""
 
-    name: str = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images, graphs)")
+    name: str = Field(
+        "moons", description="the data set to draw or download, or what `path` holds (table, images, graphs)"
+    )
     path: Path | None = Field(
         None,
         description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images), "
         "a folder or .npz (graphs)",
     )
     dir: Path | None = Field(
-        None, description="where the official files are (MNIST, also in black and white, Fashion-MNIST, CIFAR-10)"
+        None, description="the folder of the official files (MNIST, also in black and white, Fashion-MNIST, CIFAR-10)"
     )
     columns: list[str] | None = Field(None, description="the columns to take, in this order; all if not given (table)")
     drop: list[str] | None = Field(None, description="columns to leave out (table)")
     separator: str | None = Field(
-        None, min_length=1, max_length=1, description="between the entries of a line; found in the file (table)"
+        None, min_length=1, max_length=1, description="between the entries of a line; detected if not given (table)"
     )
     samples: Positive = Field(
-        10_000, description="how many to draw (moons), or to draw for the test (mixtures on graphs)"
+        10_000, description="number to draw (moons), or to draw for the test (mixtures on graphs)"
     )
-    validation: Fraction = Field(0.1, description="the part of the rows kept for validation (moons and own data)")
-    test: Fraction = Field(0.1, description="the part of the rows kept for the test (moons and own data)")
+    validation: Fraction = Field(0.1, description="the fraction of rows kept for validation (moons and own data)")
+    test: Fraction = Field(0.1, description="the fraction of rows kept for the test (moons and own data)")
     size: int | None = Field(None, ge=1, le=2**16, description="resize images to this height and width (images)")
-    crop: bool = Field(True, description="cut the middle out before resizing, instead of squashing (images)")
+    crop: bool = Field(True, description="crop the centre before resizing, instead of squashing (images)")
     channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
-    skip_broken: bool = Field(False, description="leave out files that are no images, with a warning (images)")
-    flip: bool = Field(False, description="turn half of the training images left to right (images)")
-    shift: int = Field(0, ge=0, le=2**16, description="move training images by up to so many pixels each way (images)")
+    skip_broken: bool = Field(False, description="skip files that are not images, with a warning (images)")
+    flip: bool = Field(False, description="mirror half of the training images left to right (images)")
+    shift: int = Field(
+        0, ge=0, le=2**16, description="shift training images by up to this many pixels each way (images)"
+    )
     jitter: float | None = Field(
-        None, ge=0, le=1, description="move training rows by this share of their spread; by their number if not given"
+        None,
+        ge=0,
+        le=1,
+        description="perturb training rows by this share of their spread; by their number if not given",
     )
 
     @field_validator("columns", "drop", mode="before")
@@ -79,43 +86,43 @@ class DataConfig(Section):
 class OptimConfig(Section):
     """How the weights move."""
 
-    optimizer: Literal["adam", "adamax"] = Field("adam", description="which one")
+    optimizer: Literal["adam", "adamax"] = Field("adam", description="adam or adamax")
     lr: float = Field(1e-3, gt=0, description="the learning rate")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="of the optimizer's two averages")
-    eps: float = Field(1e-8, gt=0, description="what the optimizer adds to its denominators")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="decay rates of the optimizer's two averages")
+    eps: float = Field(1e-8, gt=0, description="added to the optimizer's denominators")
     warmup: int = Field(0, ge=0, le=10**9, description="steps of warm-up")
-    warmup_power: Positive = Field(1, description="of the warm-up: 1 is linear")
+    warmup_power: Positive = Field(1, description="exponent of the warm-up: 1 is linear")
     kl_warmup: int = Field(
-        0, ge=0, le=10**9, description="steps in which the KL part of a bound grows to its full weight (VAEs)"
+        0, ge=0, le=10**9, description="steps over which the weight of a bound's KL part grows to 1 (VAEs)"
     )
     decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate per epoch, or per decay_every steps")
-    decay_every: Positive | None = Field(None, description="steps; an epoch if not given")
+    decay_every: Positive | None = Field(None, description="steps between decays; an epoch if not given")
     clip: float | None = Field(None, gt=0, description="the largest norm of the gradient")
     ema: Fraction | None = Field(None, description="decay of the moving average of the weights; off if not given")
     weight_decay: float | None = Field(
-        None, ge=0, le=100, description="decoupled, of matrices (adam); tables: by their rows if not given, others: 0"
+        None, ge=0, le=100, description="decoupled, on matrices (adam); if not given, by the rows of tables, else 0"
     )
 
 
 class TrainConfig(Section):
     """How long, how often, on what."""
 
-    steps: Positive = Field(2000, description="of the optimizer; a run that is done goes on with more")
+    steps: Positive = Field(2000, description="optimizer steps; a finished run continues with more")
     batch_size: Positive = Field(256, description="rows in a step, over all processes")
     seed: int = Field(0, ge=0, lt=2**64, description="every random number follows from it")
     log_every: Positive = Field(50, description="steps between records of the training loss")
-    validate_every: Positive = Field(500, description="steps between validations, of which the best weights are kept")
-    validation_rows: Positive | None = Field(None, description="how many of the validation rows; all if not given")
+    validate_every: Positive = Field(500, description="steps between validations; the best weights are kept")
+    validation_rows: Positive | None = Field(None, description="number of validation rows to use; all if not given")
     checkpoint_every: Positive = Field(500, description="steps between checkpoints")
     sample_every: Positive | None = Field(None, description="steps between pictures of samples; none if not given")
     patience: Positive | None = Field(None, description="validations without improvement before stopping early")
-    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="what to do about a loss that is NaN or infinite")
+    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="what to do if a loss is NaN or infinite")
     precision: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="bfloat16 is for the networks only: series, log-dets and losses stay in float32"
     )
-    compile: bool = Field(False, description="compile the model by torch.compile")
-    threads: int | None = Field(None, ge=1, le=1024, description="of the CPU; torch's choice if not given")
-    timeout: float = Field(10.0, gt=0, le=10_000, description="minutes that processes wait for each other at most")
+    compile: bool = Field(False, description="compile the model with torch.compile")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; torch's choice if not given")
+    timeout: float = Field(10.0, gt=0, le=10_000, description="the most minutes that processes wait for each other")
 
 
 class Config(Section):

@@ -55,7 +55,7 @@ class VectorSection(ModelSection):
 
     integers: list[int] | None = Field(None, description="columns of whole numbers, filled in from the data (table)")
     cells: list[tuple[int, float]] | None = Field(
-        None, description="other columns whose values repeat, with widths, filled in from the data (table)"
+        None, description="other columns with repeated values, and their cell widths, from the data (table)"
     )
 
     def resolved(self, data: Dataset) -> Self:
