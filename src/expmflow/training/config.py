@@ -1,4 +1,4 @@
-"""What a run is made of: validated as a whole, with every problem named at once."""
+"""The config of a run: validated as a whole, with every problem reported at once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from expmflow.training.sections import (
 )
 
 LARGEST_TEXT = 2**20  # bytes of a config file
-DEEPEST_TEXT = 50  # sections and lists within each other
+DEEPEST_TEXT = 50  # levels of nested sections and lists
 
 __all__ = ["Config", "ConfigError", "load_config", "parse_config", "presets"]
 
 
 class DataConfig(Section):
-    """Where the samples come from."""
+    """The source of the samples."""
 
     name: str = Field(
         "moons", description="the data set to draw or download, or what `path` holds (table, images, graphs)"
@@ -70,7 +70,7 @@ class DataConfig(Section):
     @field_validator("columns", "drop", mode="before")
     @classmethod
     def _names(cls, given: Any) -> Any:
-        """A lone name is a list of one, and a name may be a number."""
+        """A single name becomes a list of one, and a name may be a number."""
         given = [given] if type(given) in (str, int) else given
         return [str(name) if type(name) is int else name for name in given] if isinstance(given, list) else given
 
@@ -84,7 +84,7 @@ class DataConfig(Section):
 
 
 class OptimConfig(Section):
-    """How the weights move."""
+    """The optimizer and its schedule."""
 
     optimizer: Literal["adam", "adamax"] = Field("adam", description="adam or adamax")
     lr: float = Field(1e-3, gt=0, description="the learning rate")
@@ -105,7 +105,7 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    """How long, how often, on what."""
+    """Length, intervals and hardware of the training."""
 
     steps: Positive = Field(2000, description="optimizer steps; a finished run continues with more")
     batch_size: Positive = Field(256, description="rows in a step, over all processes")
@@ -126,7 +126,7 @@ class TrainConfig(Section):
 
 
 class Config(Section):
-    """A whole run."""
+    """The config of a whole run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = DenseModelConfig()
@@ -135,7 +135,7 @@ class Config(Section):
 
 
 def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
-    """A preset's name, a YAML or JSON file, or a config, with `section.key=value` on top.
+    """A preset's name, a YAML or JSON file, or a config, overridden by `section.key=value`.
 
     Raises:
         ConfigError: with one line per problem.
@@ -144,7 +144,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
-    except ImportError as error:  # a trained model is loaded without it
+    except ImportError as error:  # trained models are loaded without it
         raise ImportError("Expected omegaconf to read configs; got none. Install the extra `train`.") from error
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -156,7 +156,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
     try:
         try:
             given = OmegaConf.create(text)
-        except AssertionError:  # a number, or another word that is no section
+        except AssertionError:  # a number, or another scalar instead of sections
             raise ConfigError(f"Expected a config of sections in {place}; got {text.strip():.80}.") from None
         on_top = OmegaConf.from_dotlist(list(overrides))
         if not OmegaConf.is_dict(given):
@@ -166,7 +166,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
         values = OmegaConf.to_container(OmegaConf.merge(given, on_top), resolve=True)
     except ConfigError:
         raise
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError is a number of too many digits
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError means a number with too many digits
         raise ConfigError(f"Expected a valid config in {place}; got: {_in_one_line(error):.500}.") from None
     except RecursionError:
         raise ConfigError(f"Expected a config in {place}; got sections or names within too many others.") from None
@@ -174,14 +174,14 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
 
 
 def _forget_own(config: Any) -> None:
-    """Of a config whose data is replaced by other data: what it said about the user's own files."""
+    """If the data is replaced by other data: drop the settings about the user's own files."""
     if isinstance(config.get("data"), Mapping):
         for key in ("path", "size", "crop", "channels", "skip_broken", "columns", "drop", "separator"):
             config["data"].pop(key, None)
 
 
 def parse_config(values: Any) -> Config:
-    """A config out of plain values, or every problem that they have."""
+    """A config from plain values; raises with every problem that they have."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"Expected a config of sections; got {type(values).__name__}.")
     try:
@@ -199,7 +199,7 @@ def presets() -> dict[str, str]:
 
 
 def _read(source: str | Config) -> tuple[str, str]:
-    """The text of a config, and what to call its place in a message. JSON is YAML too."""
+    """The text of a config, and a name for its source in messages. JSON is YAML too."""
     if isinstance(source, Config):
         return source.model_dump_json(), "the run"
     known = presets()
@@ -216,17 +216,17 @@ def _read(source: str | Config) -> tuple[str, str]:
 
 
 def _expect_shallow(text: str, place: str) -> None:
-    """Raise `ConfigError` for what is nested so deeply that parsing it would take the whole stack."""
+    """Raise `ConfigError` if values are nested so deeply that parsing them would exhaust the stack."""
     from yaml import CollectionEndEvent, CollectionStartEvent, SafeLoader, YAMLError, parse
 
     depth = 0
     try:
-        for event in parse(text, SafeLoader):  # goes through the text without a call within a call
+        for event in parse(text, SafeLoader):  # parses without recursion
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
             if depth > DEEPEST_TEXT:
                 raise ConfigError(f"Expected at most {DEEPEST_TEXT} levels of sections in {place}; got more.")
     except YAMLError:
-        return  # whoever reads it says what is wrong
+        return  # the reader reports what is wrong
 
 
 def _problem(entry: Any) -> str:
@@ -242,10 +242,10 @@ def _problem(entry: Any) -> str:
         return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {tag!r}{_nearest(tag, MODELS)}"
     try:
         given = repr(entry["input"])
-    except ValueError:  # Python does not write out numbers of more than 4,300 digits
+    except ValueError:  # Python refuses to write out numbers of more than 4,300 digits
         given = "a number of very many digits"
     given = given if len(given) <= 80 else f"{given[:77]}..."
-    if entry["type"] == "union_tag_not_found":  # no word, or not even a section to look for it in
+    if entry["type"] == "union_tag_not_found":  # no kind is given, or there is not even a section
         if isinstance(entry["input"], Mapping):
             return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {entry['input'].get('kind')!r}"
         return f"{place}: input should be a section, got {given}"
@@ -253,7 +253,7 @@ def _problem(entry: Any) -> str:
 
 
 def _section(place: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """A place without the tag of the model's kind, and the section that the last part belongs to."""
+    """A location without the tag of the model's kind, and the section that its last part belongs to."""
     if len(place) > 1 and place[0] == "model" and place[1] in MODELS:
         return ("model", *place[2:]), MODELS[place[1]]
     return place, Config if len(place) == 1 else Config.model_fields[place[0]].annotation

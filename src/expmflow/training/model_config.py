@@ -1,4 +1,4 @@
-"""What each kind of model says of itself: its settings, what follows from the data, and how it is built."""
+"""The kinds of model in configs: their settings, defaults that follow from the data, and how they are built."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TableModelConfig(VectorSection):
 
 
 class ImageModelConfig(ModelSection):
-    """A flow on images: levels of subflows, of which half of the channels leave between levels."""
+    """A flow on images: levels of subflows, with half of the channels split off between levels."""
 
     kind: Literal["image"] = "image"
     subflow: SubflowName = Field("sylvester", description="what a subflow is made of")
@@ -142,7 +142,7 @@ class GraphModelConfig(ModelSection):
 
 
 class GivenModelConfig(ModelSection):
-    """A model that `expmflow.train` was given: no config describes it, so none can build it."""
+    """A model passed to `expmflow.train`: no config describes it, so it cannot be built from one."""
 
     kind: Literal["given"] = "given"
     classes: Width | None = None
@@ -155,7 +155,7 @@ class GivenModelConfig(ModelSection):
 
 
 def model_kind(model: Any) -> Any:
-    """The name by which a config says which of these it means."""
+    """The name of the model's kind in a config."""
     return model.get("kind", "dense") if isinstance(model, Mapping) else getattr(model, "kind", None)
 
 

@@ -46,7 +46,7 @@ class VAEModelConfig(ModelSection):
 
 
 class VectorVAEModelConfig(ModelSection):
-    """A VAE on vectors: perceptrons, and a posterior with or without a flow."""
+    """A VAE on vectors: MLPs, and a posterior with or without a flow."""
 
     kind: Literal["vector-vae"] = "vector-vae"
     posterior: PosteriorName = Field("sylvester", description="distribution of the latents; any name without conv-")
