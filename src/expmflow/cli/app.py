@@ -1,4 +1,4 @@
-"""All the commands in one place; each is loaded when it is asked for, so that --help need not wait for torch."""
+"""All commands in one place; each is loaded on first use, so that --help does not wait for torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXAMPLES = {
 
 
 class Commands(TyperGroup):
-    """Commands that are names and summaries until one of them is called."""
+    """Commands that are only names and summaries until one of them is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -44,7 +44,7 @@ class Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """The command itself, out of the module of its name."""
+    """Load the command from the module of its name."""
     from expmflow.cli.errors import guarded
 
     only = typer.Typer(add_completion=False)

@@ -28,7 +28,7 @@ def _named() -> dict[str, Source]:
 
 
 def _files() -> str:
-    """What a user's own data may be."""
+    """The formats of a user's own data."""
     return ", or ".join(source.origin for source in sources().values() if "path" in source.settings)
 
 

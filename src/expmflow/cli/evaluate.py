@@ -100,7 +100,7 @@ def _head(run: Path, split: str) -> dict[str, Any]:
 
 
 def _kept(trained: Trained, known: Reference, split: Split, images: int | None) -> dict[str, Any]:
-    """The measures of the rows whose likelihoods the run keeps."""
+    """The measures of the rows whose likelihoods the run stores."""
     nll = known.nll[split.value][:images]
     _expect_rows(trained, split, len(nll))
     expect(bool(nll.isfinite().all()), "a finite likelihood of every row", "some without")
@@ -108,7 +108,7 @@ def _kept(trained: Trained, known: Reference, split: Split, images: int | None) 
 
 
 def _expect_rows(trained: Trained, split: Split, count: int) -> None:
-    """A small share of few rows is none."""
+    """Refuse an empty split: a small fraction of few rows may be none."""
     share = getattr(trained.config.data, split.value, None)
     asked = "" if share is None else f", by data.{split.value}={share:g}; take another --split"
     expect(count > 0, f"rows for {split.value} in the run's data", f"none{asked}")
@@ -128,7 +128,7 @@ def _show(trained: Trained, found: dict[str, Any], as_json: bool) -> None:
 
 
 def _rows(trained: Trained, split: Split, images: int | None) -> tuple[Tensor, Tensor | None, str]:
-    """The rows asked for, their labels where the model wants them, and what to call their part."""
+    """The requested rows, their labels if the model takes them, and the name of their split."""
     with reading() as loading:
         data = trained.data(loading)
     if not len(data.train):
@@ -146,7 +146,7 @@ def _weighted(trained: Trained, rows: Tensor, labels: Tensor | None, samples: in
 
 
 def _measures(trained: Trained, log_prob: Tensor) -> dict[str, float]:
-    """Means with their standard errors, in every unit that there is for such rows."""
+    """Means with their standard errors, in every unit for such rows."""
     units = {unit.key: -log_prob * unit.per_nat for unit in trained.kind.units(trained.event_shape)}
     found = {}
     for name, values in units.items():
@@ -167,7 +167,7 @@ def _table(trained: Trained, found: dict[str, Any]) -> Table:
 
 
 def _lines(trained: Trained, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The label of each number that is shown, and its name."""
+    """The label of each number, and its key."""
     other, bound = trained.kind.units(trained.event_shape)[-1], trained.model.is_bound
     yield "−ELBO (nats)" if bound else "nll (nats)", "nll"
     if other != NATS:

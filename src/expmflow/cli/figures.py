@@ -33,7 +33,7 @@ def figures(
     expect(not out.exists() or out.is_dir(), "--out to be a folder", f"the file {out}")
     expect(results == RESULTS or results.is_dir(), "--results to be a folder", f"none at {results}")
     sources, names = Sources(results, run), []
-    for name in map(str, only or FIGURES):  # before the first is drawn
+    for name in map(str, only or FIGURES):  # check all before the first is drawn
         try:
             FIGURES[name].check(sources)
             names.append(name)

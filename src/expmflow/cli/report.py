@@ -61,7 +61,7 @@ def report(
 
 
 def _cost(trained: Trained) -> Estimate:
-    """Of what takes most of the time: likelihoods of test rows, and samples."""
+    """The cost of the slowest parts: likelihoods of test rows, and samples."""
     known = None if trained.place is not None else load_reference(trained)
     if known is None:
         data = trained.data()

@@ -29,7 +29,7 @@ else:  # the names follow the registry, and a wrong one is refused before anythi
 
 
 def _about_presets() -> str:
-    """What each preset is, said once for all tables that mean the same by it."""
+    """A description of each preset, given once if tables share it."""
     tables: dict[tuple[str, str], list[str]] = {}
     for name, table in EXPERIMENTS.items():
         for preset, about in table.presets.items():
@@ -83,7 +83,7 @@ def reproduce(
     place, missing = runs / experiment / preset, [row for row in rows if row.name not in done]
 
     def measure(row: Row) -> None:
-        if speaks():  # of several processes one tests and writes
+        if speaks():  # only one process tests and writes
             found = table.measure(row, preset, place, path.with_suffix(""), device=device)
             results.mkdir(parents=True, exist_ok=True)
             with locked(results, wait=True):
@@ -109,7 +109,7 @@ def reproduce(
     else:
         for row in missing:
             train(row)
-        for row in missing:  # at the end, when nobody waits for the one that measures
+        for row in missing:  # at the end, when nobody waits for the process that measures
             measure(row)
     say(f"The table is in {path.with_suffix('.md')}")
 
@@ -117,7 +117,7 @@ def reproduce(
 def _time_again(
     table: Experiment[Any], rows: Sequence[Row], preset: str, path: Path, threads: int | None, device: str
 ) -> None:
-    """Rows may have been trained beside other work; the seconds of the table are those of a machine with none."""
+    """Measure the seconds again: rows may have been trained beside other work."""
     found = {table.row_name(result): result for result in table.load(path)}
     for row in rows:
         if row.name in found:

@@ -72,7 +72,7 @@ def sample(
 
 
 def _chosen(trained: Trained, classes: str | None) -> list[int] | None:
-    """The classes to sample, in turn; None for a model that has none."""
+    """The classes to sample, in turn; None for a model without classes."""
     count = trained.classes
     if classes is None:
         return None if count is None else list(range(count))

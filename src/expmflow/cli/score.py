@@ -23,7 +23,7 @@ from expmflow.runs.importance import importance_estimates
 from expmflow.runs.reference import load_reference
 from expmflow.runs.typicality import Typicality, auroc
 
-WEIGHTED_ROWS = 500  # rows of the run that scores from importance samples are measured against
+WEIGHTED_ROWS = 500  # validation rows that scores from importance samples are compared with
 
 
 def score(
@@ -120,7 +120,7 @@ def score(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What scores are measured by: likelihoods that the run keeps, or rows whose likelihoods are yet to be computed."""
+    """What scores are calibrated on: stored likelihoods, or rows whose likelihoods are still to be computed."""
 
     nll: Tensor | None
     rows: Tensor
@@ -130,7 +130,7 @@ class HeldOut:
 def _held_out(trained: Trained, samples: int | None) -> HeldOut:
     known = None if trained.place is not None or samples is not None else load_reference(trained)
     if known is not None:
-        if known.held_out == "train":  # more certain of them than of any others
+        if known.held_out == "train":  # the model is more certain of them than of any others
             say("No rows were held out: scores are measured by training rows, and flag more than they should.")
         return HeldOut(known.scored, known.rows[:0], "training" if known.held_out == "train" else "held-out")
     data = trained.data()
@@ -146,7 +146,7 @@ def _likelihoods(trained: Trained, rows: Tensor, samples: int | None, advance: A
 
 
 def _columns(trained: Trained, rows: Rows, log_prob: Tensor, typical: Typicality) -> dict[str, list[Any]]:
-    """By name, with an entry for each row."""
+    """The columns by name, with an entry for each row."""
     scores = typical.score(-log_prob)
     columns = trained.kind.scored(rows, log_prob, trained.layout)
     flagged = (scores > typical.threshold).int()
@@ -172,7 +172,7 @@ def _as_json(columns: dict[str, list[Any]], typical: Typicality, separated: dict
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity."""
+    """None instead of infinity, which JSON does not have."""
     return {
         name: None if isinstance(value, float) and not torch.tensor(value).isfinite() else value
         for name, value in row.items()

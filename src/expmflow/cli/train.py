@@ -42,7 +42,7 @@ LAYERS = f"model.subflow= {', '.join(SUBFLOWS)}; model.mixing= {', '.join(MIXING
 
 
 class OnNonfinite(StrEnum):
-    """What to do about a loss that is NaN or infinite."""
+    """What to do if a loss is NaN or infinite."""
 
     stop = "stop"
     skip = "skip"
@@ -131,14 +131,14 @@ def _asked(source: str | None, overrides: list[str], out: Path | None, resume: P
 
 
 def _with_whole_paths(config: Config) -> Config:
-    """A run finds its data again from any folder."""
+    """Make paths absolute, so that the run finds its data from any folder."""
     given = {"path": config.data.path, "dir": config.data.dir}
     whole = {name: expand_home(path).absolute() for name, path in given.items() if path is not None}
     return config.model_copy(update={"data": config.data.model_copy(update=whole)})
 
 
 def _draw(path: Path, samples: Tensor, data: Dataset, config: Config) -> None:
-    """A picture of samples, beside as many rows of the data; of a conditional model, a column for each class."""
+    """A picture of samples, beside as many rows of the data; for a conditional model, with a column for each class."""
     columns = class_columns(data.classes if getattr(config.model, "conditional", False) else None, len(samples))
     layout = Layout(data.event_shape, data.names, data.class_names, data.levels)
     picture = KINDS[data.kind].draw(samples, layout, data=data.train[: len(samples)], columns=columns)
@@ -146,7 +146,7 @@ def _draw(path: Path, samples: Tensor, data: Dataset, config: Config) -> None:
 
 
 def _drawing(config: Config, data: Dataset, run: RunFolder) -> Callable[[int, Tensor], None]:
-    """Pictures of the samples that training shows, where there is something to draw them with."""
+    """Pictures of the samples during training, if matplotlib is there to draw them."""
 
     def draw(step: int, samples: Tensor) -> None:
         with suppress(ImportError):
@@ -156,7 +156,7 @@ def _drawing(config: Config, data: Dataset, run: RunFolder) -> Callable[[int, Te
 
 
 def _conclude(run: RunFolder, data: Dataset) -> None:
-    """The best validation, a picture where there is something to draw it with, and what to do next."""
+    """Print the best validation and what to do next, and draw a picture if matplotlib is there."""
     records = run.read_metrics()
     trained = open_run(run.path)
     try:
