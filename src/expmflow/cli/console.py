@@ -81,7 +81,7 @@ def result_table(table: Table) -> None:
     _Terminal(quiet=not speaks(), highlight=False).print(table)
 
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; the machine's accelerator, if not given.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default, the machine's accelerator.")]
 
 
 Data = Annotated[

@@ -27,7 +27,7 @@ from expmflow.training.state import State, evaluation_model
 from expmflow.training.validation import mean_nll
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print parameters, memory and time, or what is read; write nothing.")
+    bool, typer.Option("--dry-run", help="Print parameters, memory and time, or what would be read; write nothing.")
 ]
 
 

@@ -37,28 +37,28 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or the name of a model such as digits.")],
     split: Annotated[Split, typer.Option(help="Which rows of the run's data.")] = Split.test,
     images: Annotated[
-        int | None, typer.Option("--images", "--rows", help="The first so many rows, if there are more.")
+        int | None, typer.Option("--images", "--rows", help="Evaluate at most this many rows, the first ones.")
     ] = None,
     importance_samples: Annotated[
-        int | None, typer.Option(help="Noises for each image, for the importance-weighted bound; the paper has 1000.")
+        int | None, typer.Option(help="Noise samples per image, for the importance-weighted bound; 1000 in the paper.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     data: Data = None,
     device: Device = None,
     dry_run: DryRun = False,
 ) -> None:
-    """The negative log-likelihood of a run's test rows, with its standard error.
+    """Print the negative log-likelihood of a run's test rows, with its standard error.
 
-    In nats per row, and in bits per dimension (the nats of a row over its features and log 2), except for images in
-    black and white, which have nats alone. Of a continuous density either may be negative. Graphs have nats per node
-    too, and those of a known mixture its entropy.
+    In nats per row, and in bits per dimension (the nats of a row divided by its number of features and log 2);
+    black-and-white images only in nats. For a continuous density either may be negative. Graphs also have nats per
+    node, and mixtures with a known entropy have that too.
 
-    Of images it is a bound, −ELBO, from one noise for each image. With --importance-samples K it is from K, and the
-    tighter importance-weighted bound stands beside it. That takes long, so each image's result is kept at once in
-    RUN/evaluation: started again, the command goes on. Without it, nothing is written.
+    For images the result is a bound, −ELBO, from one noise sample for each image. With --importance-samples K it uses
+    K samples, and also gives the tighter importance-weighted bound. This is slow, so each image's result is stored at
+    once in RUN/evaluation, and the same command continues after an interruption. Nothing else is written.
 
-    Without the data, what the run keeps of it is shown: the likelihoods of the first rows of each part. Rows in --data
-    that are not the run's own are all evaluated, whatever the split.
+    If the data is not available, the command shows what the run stores: the likelihoods of the first rows of each
+    split. If --data holds other rows than the run's own, all of them are evaluated, whatever the split.
     """
     trained = open_run(run, device_named(device), data)
     if importance_samples is not None:
@@ -72,7 +72,7 @@ def evaluate(
         known = None if other or not trained.data_is_away else load_reference(trained)
         if known is None:
             raise
-        say(f"{str(error).rstrip('.')}: this is what the run keeps of it.")
+        say(f"{str(error).rstrip('.')}: these are the values that the run stores.")
         _show(trained, {**_head(run, split.value), **_kept(trained, known, split, images)}, as_json)
         return
     if dry_run:

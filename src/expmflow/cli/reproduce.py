@@ -40,23 +40,21 @@ def _about_presets() -> str:
 def reproduce(
     experiment: Annotated[Name, typer.Argument(help="Which of the paper's tables.")],
     preset: Annotated[Preset, typer.Option(help=f"{_about_presets()}.")] = "laptop",
-    only: Annotated[list[str] | None, typer.Option(help="Rows whose name begins so; all if not given.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where the runs are written.")] = Path("runs/reproduce"),
-    results: Annotated[Path, typer.Option(help="Where the table, and what belongs beside it, is written.")] = Path(
-        "results"
-    ),
+    only: Annotated[list[str] | None, typer.Option(help="Rows whose names begin like this; all by default.")] = None,
+    runs: Annotated[Path, typer.Option(help="The folder of the runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="The folder of the table and its files.")] = Path("results"),
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
     device: Device = None,
     time: Annotated[
-        bool, typer.Option("--time", help="Run nothing; measure again what a step takes of each row that is done.")
+        bool, typer.Option("--time", help="Run nothing; measure the step time of each finished row again.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the rows; run and write nothing.")] = False,
 ) -> None:
-    """Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.
+    """Run a table of the paper row by row; interrupted rows are resumed, finished rows are not run again.
 
-    Each row is a run of its own below --runs; its result goes into --results at once. Started several times, the same
-    command shares the rows out. With many processes a row, which train all rows before one of them measures: torchrun
-    --standalone --nproc-per-node 2 -m expmflow reproduce graph.
+    Each row is a separate run below --runs, and its result is written to --results at once. Several processes of the
+    same command share the rows. To train each row with many processes, of which one measures all rows at the end:
+    torchrun --standalone --nproc-per-node 2 -m expmflow reproduce graph.
     """
     experiment, preset = str(experiment), str(preset)
     table = EXPERIMENTS[experiment]
@@ -105,7 +103,7 @@ def reproduce(
                         train(row)
                         measure(row)
             except InUseError:
-                say(f"{row.name}: left to the other process that is at it")
+                say(f"{row.name}: left to the other process that works on it")
     else:
         for row in missing:
             train(row)

@@ -55,23 +55,25 @@ def train(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help=f"Settings on top: train.steps=500; of images: {LAYERS}."),
+        typer.Argument(
+            metavar="KEY=VALUE...", help=f"Settings to change, such as train.steps=500; for images: {LAYERS}."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if not given.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run; its folder says all that is needed.")
+        Path | None, typer.Option(metavar="RUN", help="Resume a run; its folder has everything it needs.")
     ] = None,
     device: Device = None,
-    init_from: Annotated[Path | None, typer.Option(help="A run whose weights to start from.")] = None,
+    init_from: Annotated[Path | None, typer.Option(help="A run with the initial weights.")] = None,
     on_nonfinite: Annotated[
         OnNonfinite | None, typer.Option(help="Stop at a loss that is not finite, or skip the step.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a model, or go on with a run that was cut; it is written to its folder alone.
+    """Train a model, or resume an interrupted run. Writes only to the run's folder.
 
-    A folder that holds a run is resumed if the config is the same. Ctrl-C saves a checkpoint first, and --resume RUN
-    goes on. With many processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
+    An existing run in the folder is resumed if its config is the same. Ctrl-C saves a checkpoint; continue with
+    --resume RUN. With many processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
     """
     skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
     config, folder = _asked(source, [*(overrides or []), *skipping], out, resume)

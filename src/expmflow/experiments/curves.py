@@ -1,4 +1,4 @@
-"""Which row learns faster, by steps and by seconds."""
+"""Learning curves of rows, by steps and by seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DASHES = ("-", "--", ":", "-.")  # one for each seed
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], path: Path) -> None:
-    """The validation of all rows against their steps and against the seconds of their training, as SVG.
+    """The validation results of all rows against their steps and against the seconds of their training, as SVG.
 
     Args:
         rows: of a table of images, each with its `curve` and what a step takes.
@@ -40,7 +40,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], pa
     decorate(left, "validation, bits per dimension", "steps")
     decorate(right, "", "seconds of training")
     left.legend(frameon=False, fontsize=7, labelcolor=INK)
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # the same rows make the same file
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):  # so that the same rows give the same file
         temporary = path.with_name(f".{path.name}.tmp")
         figure.savefig(temporary, format="svg", metadata={"Date": None})
     temporary.replace(path)
