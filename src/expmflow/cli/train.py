@@ -76,7 +76,7 @@ def train(
     --resume RUN. With many processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
     """
     skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
-    config, folder = _asked(source, [*(overrides or []), *skipping], out, resume)
+    config, folder = _config_and_folder(source, [*(overrides or []), *skipping], out, resume)
     device = device_named(device)
     if dry_run:
         result(dry_run_text(config, folder, device))
@@ -108,7 +108,9 @@ def train(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _asked(source: str | None, overrides: list[str], out: Path | None, resume: Path | None) -> tuple[Config, Path]:
+def _config_and_folder(
+    source: str | None, overrides: list[str], out: Path | None, resume: Path | None
+) -> tuple[Config, Path]:
     """The config, and the folder of the run."""
     if resume is not None:
         expect(out is None, "--out or --resume, one of them", "both")

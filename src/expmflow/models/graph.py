@@ -49,7 +49,7 @@ def graph_flow(
     kept = features // 2
     sizes = (kept, 2 * (features - kept))
 
-    def moving() -> list[T.Transform]:
+    def graph_coupling() -> list[T.Transform]:
         """A coupling with a graph network, in gnf-exp after an exponential."""
         exponential = [T.GraphConvExp(features)] if network == "gnf-exp" else []
         return [*exponential, T.AffineCoupling(GraphNetwork(*sizes, hidden=hidden), features, dim=-1)]
@@ -60,7 +60,7 @@ def graph_flow(
         if network == "coupling":
             layers.append(T.AffineCoupling(_FlatMLP(nodes, *sizes, hidden), features, dim=-1))
         else:
-            layers += [*moving(), T.Permute([*range(kept, features), *range(kept)], dim=-1), *moving()]
+            layers += [*graph_coupling(), T.Permute([*range(kept, features), *range(kept)], dim=-1), *graph_coupling()]
     return Flow(T.Chain(layers), NodeNormal((nodes, features)))
 
 

@@ -73,7 +73,7 @@ def _iaf(d: int, s: FlowSettings) -> list[T.Transform]:
 
 def _conv_iaf(c: int, s: FlowSettings) -> list[T.Transform]:
     layers = [T.InverseAutoregressive(c, s.hidden, dims=2, context_features=s.context) for _ in range(s.flows)]
-    return _in_turn(T.Inverse(layer) for layer in layers)
+    return _alternating(T.Inverse(layer) for layer in layers)
 
 
 def _sylvester(d: int, s: FlowSettings) -> list[T.Transform]:
@@ -83,10 +83,10 @@ def _sylvester(d: int, s: FlowSettings) -> list[T.Transform]:
 
 
 def _conv_sylvester(c: int, s: FlowSettings) -> list[T.Transform]:
-    return _in_turn(T.ConvSylvester(c, s.hidden, context_channels=s.context) for _ in range(s.flows))
+    return _alternating(T.ConvSylvester(c, s.hidden, context_channels=s.context) for _ in range(s.flows))
 
 
-def _in_turn(layers: Iterable[T.Transform]) -> list[T.Transform]:
+def _alternating(layers: Iterable[T.Transform]) -> list[T.Transform]:
     """Every second layer in reversed order, without moving the latents."""
     return [T.Flipped(layer) if k % 2 else layer for k, layer in enumerate(layers)]
 

@@ -19,7 +19,7 @@ from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 
 WARM_UP = 15
-NOTHING = 1e-15  # negligible beside the square of any relevant norm
+NEGLIGIBLE = 1e-15  # negligible beside the square of any relevant norm
 ROUNDS = 8  # of power iteration per training step: a convolution's norms are close together, and one round lags behind
 
 
@@ -71,7 +71,7 @@ class SpectralConstraint(nn.Module):
         """Rounds of v ← K̂ᴴ K̂ v at every frequency; the frequency with the largest ‖K̂ᴴ K̂ v‖ / ‖v‖ is the peak."""
         matrices, turns, v = _through_taps(weight, self.groups), self.turns, self.right.permute(1, 0, 3, 2)
         for _ in range(rounds):
-            back = _there_and_back(matrices, turns, v).add_(v, alpha=NOTHING)  # keep v if the weight is zero
+            back = _there_and_back(matrices, turns, v).add_(v, alpha=NEGLIGIBLE)  # keep v if the weight is zero
             length = torch.linalg.vector_norm(back, dim=(-2, -1), keepdim=True)
             v = back.div_(length)
         self.peak.copy_(length.flatten(1).mT.argmax())
@@ -110,7 +110,7 @@ class SpectralConstraint(nn.Module):
         if not few_inputs:  # K̂ᴴ maps it to the inputs
             wave = waves[self.peak // self.groups].conj()
             vector = torch.einsum("ito,t,o->i", taps[self.peak % self.groups].to(wave), wave, vector)
-        vector = vector / torch.linalg.vector_norm(vector).clamp_min(NOTHING)
+        vector = vector / torch.linalg.vector_norm(vector).clamp_min(NEGLIGIBLE)
         self.right.flatten(0, 1)[self.peak] = _real_parts(vector).to(self.right)
         self.seen.copy_(_mark(weight))
         self._found = None

@@ -106,8 +106,8 @@ class _DenseNetwork(torch.autograd.Function):
         to_rest, to_last_of_a = to_head.split([2 * width, len(last)])
         to_last = torch.addmm(to_last_of_a @ body.T, back.T, product)
         to_gate = torch.cat([last.T @ to_last_of_a, to_rest])
-        to_gate = _gathered(to_gate, weights[-4].shape[1], width, growth, len(layers))
-        found = [to_last_of_a[:, 0], to_last, *_apart(to_gate)]  # the last first
+        to_gate = _unpad_columns(to_gate, weights[-4].shape[1], width, growth, len(layers))
+        found = [to_last_of_a[:, 0], to_last, *_split_bias(to_gate)]  # the last first
         to_dense = to_gated @ folded[-1]
         for known in reversed(range(len(layers))):
             inside, (mix, conv, _) = insides[known], layers[known]
@@ -118,11 +118,11 @@ class _DenseNetwork(torch.autograd.Function):
             _relu_backward_(back, inside, 0, grad_input=back)
             to_mix = _unfolded(back.T @ dense[:, : new.start], mix, stem, to_stem)
             weight, kernel = weights[2 + 4 * known], weights[4 + 4 * known]
-            to_mix = _gathered(to_mix[: len(weight)], len(weight), width, growth, known)
-            found += [to_conv_bias[: len(kernel)], to_conv[: len(kernel), : len(weight)], *_apart(to_mix)]
+            to_mix = _unpad_columns(to_mix[: len(weight)], len(weight), width, growth, known)
+            found += [to_conv_bias[: len(kernel)], to_conv[: len(kernel), : len(weight)], *_split_bias(to_mix)]
             to_dense[:, : new.start].addmm_(back, folded[known])
         channels = x.shape[1]
-        found += _apart(to_stem[1:, : channels + 1])
+        found += _split_bias(to_stem[1:, : channels + 1])
         shaped = (g.reshape(w.shape) for g, w in zip(reversed(found), weights, strict=True))
         return _image(to_dense[:, 1 : channels + 1], x), *shaped
 
@@ -145,14 +145,14 @@ def _joined(weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Any], Tensor, Ten
     rest: list[Any] = []
     for mix, mix_bias, conv, conv_bias in layers:
         growth, places = len(conv), _places(len(conv))
-        mix = _spread(_together(mix, mix_bias), width, growth, places)
+        mix = _pad_columns(_join(mix, mix_bias), width, growth, places)
         if places > growth:
             inside = width + places * len(rest)
             mix = F.pad(mix, (0, 0, 0, inside - len(mix)))
             conv = F.pad(conv, (0, 0, 0, 0, 0, inside - conv.shape[1], 0, places - growth))
             conv_bias = F.pad(conv_bias, (0, places - growth))
         rest.append((mix, conv, conv_bias))
-    return _together(*first), rest, _spread(_together(*gate), width, growth, places), last.flatten(1), last_bias
+    return _join(*first), rest, _pad_columns(_join(*gate), width, growth, places), last.flatten(1), last_bias
 
 
 def _places(growth: int) -> int:
@@ -161,7 +161,7 @@ def _places(growth: int) -> int:
     return growth + more if more <= LARGEST_SHARE * growth else growth
 
 
-def _spread(matrix: Tensor, width: int, growth: int, places: int) -> Tensor:
+def _pad_columns(matrix: Tensor, width: int, growth: int, places: int) -> Tensor:
     """A matrix that reads (1, h, …), with columns of zeros after those of each layer."""
     if places == growth:
         return matrix
@@ -170,8 +170,8 @@ def _spread(matrix: Tensor, width: int, growth: int, places: int) -> Tensor:
     return torch.cat([matrix[:, : width + 1], columns.flatten(1)], dim=1)
 
 
-def _gathered(matrix: Tensor, columns: int, width: int, places: int, layers: int) -> Tensor:
-    """The inverse of `_spread`: without the padding, so that `columns` remain beside the bias."""
+def _unpad_columns(matrix: Tensor, columns: int, width: int, places: int, layers: int) -> Tensor:
+    """The inverse of `_pad_columns`: without the padding, so that `columns` remain beside the bias."""
     if matrix.shape[1] == columns + 1:
         return matrix
     rest = matrix[:, width + 1 :].unflatten(1, (layers, places))[:, :, : (columns - width) // layers]
@@ -183,11 +183,11 @@ def _growth(layers: list[Any]) -> int:
     return len(layers[0][1]) if layers else 0
 
 
-def _together(weight: Tensor, bias: Tensor) -> Tensor:
+def _join(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([bias.unsqueeze(1), weight.flatten(1)], dim=1)
 
 
-def _apart(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def _split_bias(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The bias and the weight."""
     return matrix[:, 0], matrix[:, 1:]
 

@@ -141,12 +141,12 @@ def _expansion(op: GraphConvOperator, tol: float, dtype: torch.dtype) -> _Expans
     noise = torch.finfo(torch.float64).eps * (1 + apart + norm)
     norms = _norms(coefficients.detach())
     terms = _terms(norms, tol * growth, noise * growth, torch.finfo(dtype).eps / 2)
-    if terms is None or _is_held_better(op, tol, _NOISE_OF_EXPONENTIALS * noise, dtype):
+    if terms is None or _power_series_is_better(op, tol, _NOISE_OF_EXPONENTIALS * noise, dtype):
         return None
     return _Expansion(coefficients, norms, terms, _NOISE_OF_EXPONENTIALS * noise * growth, tol / 4, norm)
 
 
-def _is_held_better(op: GraphConvOperator, tol: float, noise: float, dtype: torch.dtype) -> bool:
+def _power_series_is_better(op: GraphConvOperator, tol: float, noise: float, dtype: torch.dtype) -> bool:
     """Whether the exponentials of small matrices are too inaccurate for `tol`, and the power series is better."""
     if tol >= noise:
         return False

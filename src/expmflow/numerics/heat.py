@@ -186,7 +186,7 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     diagonal: Tensor | None = None
     if symmetric:  # D^-½ A D^-½; for "rw" it stands between D^-½ and D^½
         root = filled.sqrt()
-        divisors = _times(root.index_select(0, pattern.rows), root.index_select(0, pattern.cols))
+        divisors = _product(root.index_select(0, pattern.rows), root.index_select(0, pattern.cols))
         scale = filled.rsqrt() if laplacian == "rw" else None
     else:  # D⁻¹ A; for "sym" it stands between D^½ and D^-½
         divisors = filled.index_select(0, pattern.rows)
@@ -196,7 +196,7 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     return _Problem(Diffusion(pattern, values, diagonal, symmetric=symmetric), basis, scale=scale, kept=kept)
 
 
-def _times(fresh: Tensor, other: Tensor) -> Tensor:
+def _product(fresh: Tensor, other: Tensor) -> Tensor:
     """The product, in the memory of `fresh` unless a gradient needs it: new memory costs more than the product."""
     return fresh * other if fresh.requires_grad else fresh.mul_(other)
 

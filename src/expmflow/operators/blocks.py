@@ -69,7 +69,7 @@ class BlockedMatrix:
 
 def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, size: int) -> Tensor:
     """A matrix with `size` columns in torch's compressed-row format."""
-    _hear_that_it_is_beta()
+    _silence_beta_warning()
     return torch.sparse_csr_tensor(starts, cols, values, (len(starts) - 1, size), check_invariants=False)
 
 
@@ -84,7 +84,7 @@ def block_sums(levels: list[Tensor], like: Tensor) -> list[Tensor]:
 
 
 @cache
-def _hear_that_it_is_beta() -> None:
+def _silence_beta_warning() -> None:
     """Trigger torch's once-per-process warning that this format is in beta, and silence it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")

@@ -74,7 +74,7 @@ def pack(flow: Density) -> tuple[dict[str, Any], dict[str, Tensor]]:
     kinds = {name: value.dtype for name, value in twin.state_dict().items()}
     others = [f"{name} of {value.dtype}" for name, value in state.items() if kinds[name] != value.dtype]
     expect(not others, "a flow in one dtype", f"{', '.join(others[:3])} beside {dtype}")
-    buffers = _unlike(flow, twin, state)
+    buffers = _irreproducible_buffers(flow, twin, state)
     parts = ((STATE, state), (BUFFER, buffers), (ARGUMENT, arguments))
     tensors = {prefix + name: value.detach().clone() for prefix, part in parts for name, value in part.items()}
     values = {
@@ -155,7 +155,7 @@ def _restored(
     return model
 
 
-def _unlike(model: nn.Module, twin: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _irreproducible_buffers(model: nn.Module, twin: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Buffers outside the state that a constructor does not reproduce, for example from another precision."""
     found = {name: value.cpu() for name, value in twin.named_buffers()}
     others = {name: value.detach().cpu() for name, value in model.named_buffers() if name not in state}

@@ -66,7 +66,7 @@ class Runnable(nn.Module):
         self.axes = len(model.event_shape)
         self.shares = is_shared_graph(context, self.axes)
         for base in (part for part in model.modules() if isinstance(part, TorchBase)):
-            _let_pass(base.distribution)
+            _without_validation(base.distribution)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         rest = list(inputs)
@@ -118,7 +118,7 @@ class Runnable(nn.Module):
         return [(f"noise_{k}" if several else "noise", draw) for k, draw in enumerate(self.draws)]
 
 
-def _let_pass(distribution: Distribution) -> None:
+def _without_validation(distribution: Distribution) -> None:
     """Turn off torch's checks of a distribution's values: while a program is recorded, there are none."""
     part: object = distribution
     while isinstance(part, Distribution):

@@ -162,7 +162,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
         if not OmegaConf.is_dict(given):
             raise ConfigError(f"Expected a config of sections in {place}; got {type(given).__name__}.")
         if OmegaConf.select(on_top, "data.name") not in (None, OmegaConf.select(given, "data.name")):
-            _forget_own(given)
+            _drop_own_data_settings(given)
         values = OmegaConf.to_container(OmegaConf.merge(given, on_top), resolve=True)
     except ConfigError:
         raise
@@ -173,7 +173,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
     return parse_config(values)
 
 
-def _forget_own(config: Any) -> None:
+def _drop_own_data_settings(config: Any) -> None:
     """If the data is replaced by other data: drop the settings about the user's own files."""
     if isinstance(config.get("data"), Mapping):
         for key in ("path", "size", "crop", "channels", "skip_broken", "columns", "drop", "separator"):

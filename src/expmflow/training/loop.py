@@ -179,11 +179,11 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
         problem = "" if math.isfinite(float(loss.detach())) else "the loss"
     except NonFiniteError as error:
         problem = error.layer
-    if not _anywhere(run, problem):
+    if not _any_process(run, problem):
         loss.backward()
         norm = gradient_norm(state.model, run.config.optim.clip)
         problem = "" if bool(torch.isfinite(norm)) else "the gradient"
-        if not _anywhere(run, problem):
+        if not _any_process(run, problem):
             state.optimizer.step()
             if state.average is not None:
                 state.average.update(state.model, state.step)
@@ -230,7 +230,7 @@ def _show_samples(run: Run, state: State) -> None:
     run.on_samples(state.step, samples)
 
 
-def _anywhere(run: Run, problem: str) -> bool:
+def _any_process(run: Run, problem: str) -> bool:
     """Whether any process has a problem, because all of them must act alike."""
     return bool(run.among.total(torch.tensor(float(bool(problem)), device=run.device)) > 0)
 

@@ -34,8 +34,8 @@ from expmflow.transforms.frozen import Frozen
 INITIAL_NORM = 1e-2  # near the identity, but far enough from it to learn at once
 MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
 SMALL = 64  # entries of node features in a graph, up to which its exponential is computed as a matrix
-SHARES = 64  # at most so many plans
-LEAST_USED = 0.25  # a gradient needs one more term than the value, which matters if there are few terms
+MAX_PLANS = 64  # norms are rounded up to multiples of coeff over this
+MIN_SHARE = 0.25  # a gradient needs one more term than the value, which matters if there are few terms
 
 
 class Exponential(Transform):
@@ -113,7 +113,7 @@ class Exponential(Transform):
             return 1.0
         constraint = self.parametrizations[self.constrained][-1]  # type: ignore[index]
         share = constraint.used if isinstance(constraint, SpectralConstraint) else 1.0
-        return max(LEAST_USED, math.ceil(SHARES * share) / SHARES)
+        return max(MIN_SHARE, math.ceil(MAX_PLANS * share) / MAX_PLANS)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
