@@ -274,7 +274,7 @@ def test_held_out_rows_that_are_too_few_for_the_quantile_are_said(run: Path, tmp
     enough, short = (f"{1 - share / (count + 1)}" for share in (1.5, 0.5))
     said = [run_command("score", run, tmp_path / "rows.npy", "--quantile", q).err for q in (enough, short)]
     assert "too few" not in said[0]
-    assert f"{count} held-out rows are too few to tell" in said[1]
+    assert f"{count} held-out rows are too few for a rate of" in said[1]
     assert f"about {1 / (count + 1):.2g} are flagged" in said[1]
     assert (
         "too few" not in run_command("score", run, tmp_path / "rows.npy", "--quantile", short, "--threshold", "3").err

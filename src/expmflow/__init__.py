@@ -1,4 +1,4 @@
-"""Exact-likelihood models made of exponentials of linear operators."""
+"""Exact-likelihood models built from exponentials of linear operators."""
 
 from importlib import import_module
 from importlib.metadata import version
@@ -86,7 +86,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Everything is loaded when it is first asked for: the command line answers before torch is there."""
+    """Load names on first use, so that the command line answers before torch is loaded."""
     if name in _HOME:
         value = getattr(import_module(f"expmflow.{_HOME[name]}"), name)
     elif name in __all__:

@@ -8,6 +8,6 @@ import torch
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[None]:
-    """Autocast off; where it is not on, nothing: switching costs as much as a small layer."""
+    """Turn autocast off; no context if it is off already, because switching costs as much as a small layer."""
     off = not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device_type))
     return nullcontext() if off else torch.autocast(device_type, enabled=False)

@@ -1,7 +1,7 @@
-"""How modules were made: the registered names of their classes, and the arguments that their constructors were given.
+"""Recipes of modules: the registered names of their classes, and the arguments of their constructors.
 
-Whoever knows these and the state dict can make a module again, with nothing unpickled. Constructors of registered
-classes keep their arguments; nothing else about the classes changes.
+With a recipe and the state dict a module can be rebuilt, with nothing unpickled. The constructors of registered classes
+record their arguments; nothing else about the classes changes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CLASSES: dict[str, type[nn.Module]] = {}
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a module was made with.
+    """How a module was constructed.
 
     Args:
-        name: of the class, as it is registered.
-        positional: arguments that have no name.
-        arguments: the others.
-        attributes: the modules that it had under the names of its arguments when it was ready.
+        name: the registered name of the class.
+        positional: arguments without a name.
+        arguments: all other arguments.
+        attributes: the modules stored under the names of its arguments at the end of the constructor.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Recipe:
 
 
 def register_layer(name: str) -> Callable[[Module], Module]:
-    """A decorator: flows with a layer or a network of this class can be saved by `ef.save`, under this name.
+    """A decorator that lets `ef.save` store flows with a layer or network of this class, under this name.
 
-    The arguments of the constructor are kept: numbers, words, tensors, modules, lists and dicts of them. The state dict
-    must hold all else. Where `ef.load` reads such a flow, the class must have been registered, too.
+    The arguments of the constructor are recorded: numbers, strings, tensors, modules, lists and dicts of them. The
+    state dict must hold everything else. The class must also be registered where `ef.load` reads such a flow.
 
     Args:
-        name: by which the class is known in files; without dots, which names of this package have.
+        name: the name of the class in files; without dots, which names of this package have.
 
     Example:
         >>> @ef.register_layer("Negate")
@@ -67,7 +67,7 @@ def register_layer(name: str) -> Callable[[Module], Module]:
     def registered(cls: Module) -> Module:
         expect_type(isinstance(cls, type) and issubclass(cls, nn.Module), "a class of modules", cls)
         known = CLASSES.get(name)
-        other = known is not None and known.__qualname__ != cls.__qualname__  # a notebook defines its own again
+        other = known is not None and known.__qualname__ != cls.__qualname__  # a notebook may define a class again
         expect(not other, f"a name for {cls.__qualname__} that is free", f"{name}, which is {known}")
         return keep_arguments(cls, name)
 
@@ -75,7 +75,7 @@ def register_layer(name: str) -> Callable[[Module], Module]:
 
 
 def register_all(package: str, names: Iterable[str], values: Mapping[str, Any]) -> None:
-    """The concrete modules among what a package exports, under names such as `transforms.ActNorm`."""
+    """Register the concrete modules that a package exports, under names such as `transforms.ActNorm`."""
     for name in names:
         value = values[name]
         if isinstance(value, type) and issubclass(value, nn.Module) and not inspect.isabstract(value):
@@ -83,7 +83,7 @@ def register_all(package: str, names: Iterable[str], values: Mapping[str, Any]) 
 
 
 def keep_arguments(cls: Module, name: str) -> Module:
-    """Register a class, and let its constructor keep what it is given."""
+    """Register a class, and let its constructor record its arguments."""
     CLASSES[name] = cls
     construct = cls.__init__
     signature = inspect.signature(construct)
@@ -99,7 +99,7 @@ def keep_arguments(cls: Module, name: str) -> Module:
         kwargs = {key: _read(value) for key, value in kwargs.items()}
         bound = _bound(signature, self, args, kwargs)
         construct(self, *args, **kwargs)
-        if bound is None:  # which the constructor has refused, or will explain
+        if bound is None:  # the constructor has refused them, or will explain
             return
         named = bound.kwargs if unnamed else _flat(bound.arguments, signature)
         attributes = {key: _part(self, key) for key in named}
@@ -110,7 +110,7 @@ def keep_arguments(cls: Module, name: str) -> Module:
 
 
 def recipe_of(module: nn.Module) -> Recipe | None:
-    """What the module would be made with now, modules that were replaced since included. None if nobody kept it."""
+    """How the module would be constructed now, including modules replaced since. None if it has no recipe."""
     made = module.__dict__.get("_recipe")
     if not isinstance(made, Recipe):
         return None
@@ -124,7 +124,7 @@ def recipe_of(module: nn.Module) -> Recipe | None:
 
 
 def _part(module: nn.Module, name: str) -> Any:
-    """A child of that name, a list of them, or a distribution; all else belongs to the state, or to settings."""
+    """A child of that name, a list of children, or a distribution; everything else is state, or a setting."""
     value = module._modules.get(name, module.__dict__.get(name))
     if isinstance(value, nn.ModuleList):
         return list(value)
@@ -132,12 +132,12 @@ def _part(module: nn.Module, name: str) -> Any:
 
 
 def _read(value: Any) -> Any:
-    """An iterator can be read once only."""
+    """Iterators become lists, because they can be read only once."""
     return list(value) if isinstance(value, Iterator) else value
 
 
 def _kept(value: Any) -> Any:
-    """Lists are the caller's, who may change them; tensors may belong to a graph, which cannot be copied."""
+    """A copy: lists belong to the caller, who may change them, and tensors in a graph cannot be copied later."""
     if isinstance(value, Tensor):
         return value.detach()
     return value.copy() if type(value) in (list, dict) else value
@@ -153,7 +153,7 @@ def _bound(
 
 
 def _flat(arguments: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
-    """By name, without the module itself, and with those that `**kwargs` took."""
+    """Arguments by name, without `self`, and with those of `**kwargs`."""
     flat: dict[str, Any] = {}
     for name, value in list(arguments.items())[1:]:
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:

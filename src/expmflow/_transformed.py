@@ -1,4 +1,4 @@
-"""Tensors that stand for others: those of `torch.func`, of batched gradients, and of `torch.export`."""
+"""Detects tensors that stand for others: inside `torch.func`, batched gradients, and `torch.export`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def transformed(*tensors: Tensor) -> bool:
-    """Whether these stand for many: inside `torch.func`, and in backward passes of many gradients at once."""
-    if torch.compiler.is_compiling():  # which traces neither the question nor the tensors
+    """Whether tensors stand for many: inside `torch.func`, and in backward passes of many gradients at once."""
+    if torch.compiler.is_compiling():  # it can trace neither the question nor the tensors
         return False
     kinds = (torch._C._functorch.is_functorch_wrapped_tensor, torch._C._functorch.is_legacy_batchedtensor)
     return any(kind(tensor) for tensor in tensors for kind in kinds)
@@ -20,7 +20,7 @@ def exporting() -> bool:
 
 
 def batched(*tensors: Tensor) -> bool:
-    """Whether these stand for many inside `torch.vmap`, on whatever level."""
+    """Whether tensors stand for many inside `torch.vmap`, on any level."""
     if torch.compiler.is_compiling():
         return False
     for tensor in tensors:
@@ -32,7 +32,7 @@ def batched(*tensors: Tensor) -> bool:
 
 
 def largest_of_all(value: float | Tensor) -> float:
-    """The largest entry of all that a tensor stands for: one number that is right for all of them."""
+    """The largest entry of all that a tensor stands for: one number that holds for all of them."""
     if not isinstance(value, Tensor) or not transformed(value):
         return float(value)
     while torch._C._functorch.is_functorch_wrapped_tensor(value):

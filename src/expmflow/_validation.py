@@ -12,13 +12,13 @@ from expmflow._transformed import exporting, transformed
 
 
 def expect(condition: bool, expected: str, got: object) -> None:
-    """Raise `ValueError` with the house's sentence unless `condition` holds."""
+    """Raise `ValueError` with the standard message unless `condition` holds."""
     if not condition:
         raise ValueError(f"Expected {expected}; got {got}.")
 
 
 def expect_type(condition: bool, expected: str, got: object) -> None:
-    """Raise `TypeError` with the house's sentence unless `condition` holds."""
+    """Raise `TypeError` with the standard message unless `condition` holds."""
     if not condition:
         raise TypeError(f"Expected {expected}; got {got}.")
 
@@ -35,7 +35,7 @@ def expect_finite(value: Tensor, name: str) -> None:
     if torch.compiler.is_compiling() or value.numel() == 0 or transformed(value):
         return
     value = value.detach()
-    extremes = float(value.amax()), float(value.amin())  # both are NaN if any number is; aminmax is slow for strides
+    extremes = float(value.amax()), float(value.amin())  # both are NaN if any entry is; aminmax is slow for strides
     expect(all(map(math.isfinite, extremes)), f"{name} to be finite", "NaN or infinity in it")
 
 
@@ -62,11 +62,11 @@ def expect_count(value: object, name: str, *, at_least: int = 1) -> None:
 
 
 def expect_untraced(what: str) -> None:
-    """Raise inside `torch.jit.trace`, for `what` would be recorded as it is for one input and be wrong for others."""
+    """Raise inside `torch.jit.trace`, which would record `what` for one input and get it wrong for others."""
     tracing = not torch.compiler.is_compiling() and torch.jit.is_tracing()  # type: ignore[attr-defined]
     expect(not tracing, f"no torch.jit.trace around {what}", "one: use torch.compile or torch.export")
 
 
 def expect_unexported(what: str) -> None:
-    """Raise inside `torch.export`, for `what` needs numbers that a program has only when it runs."""
+    """Raise inside `torch.export`: `what` needs numbers that are known only when a program runs."""
     expect(not exporting(), f"no torch.export around {what}", "one")

@@ -2,8 +2,8 @@
 
     python -m expmflow.demo --out runs/demo
 
-A Convolutional Sylvester flow against couplings with 1×1 mixing, on the 8 × 8 digits that scikit-learn brings along:
-equal parameters, equal steps, and for each the learning rate that was best on the validation digits, out of the same
+A Convolutional Sylvester flow against couplings with 1×1 mixing, on the 8 × 8 digits that ship with scikit-learn: equal
+parameters, equal steps, and for each model the learning rate that was best on the validation digits, out of the same
 few (`--choose-rates` repeats that search). It ends with bits per dimension on the test digits, samples, and a report.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from expmflow.cli import let_waiting_threads_sleep
 
-if __name__ == "__main__":  # before torch is there, which takes a while
+if __name__ == "__main__":  # before torch is loaded, which takes a while
     let_waiting_threads_sleep()
 
     def _leave(number: int, frame: object) -> None:
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 STEPS = 800
 IMPORTANCE_SAMPLES = 100
 GREY_LEVELS, COLUMNS = 17, 16
-RATES = (0.003, 0.01, 0.03, 0.1)  # what both could choose from
+RATES = (0.003, 0.01, 0.03, 0.1)  # the rates that both could choose from
 MODELS: dict[str, dict[str, Any]] = {
     "sylvester": {"subflow": "sylvester", "levels": 1, "subflows": 6, "hidden": 48},
     "coupling": {"subflow": "coupling", "mixing": "1x1", "levels": 1, "subflows": 6, "growth": 12},
@@ -68,7 +68,7 @@ CHOSEN = {"sylvester": 0.03, "coupling": 0.03}  # python -m expmflow.demo --choo
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a model reached: bits per dimension of each test digit, twice, and the error of going back and forth."""
+    """The results of a model: bits per dimension of each test digit, two ways, and the round-trip error."""
 
     parameters: int
     elbo: Tensor
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def config(model: str, rate: float, steps: int = STEPS) -> Config:
-    """The run of one model."""
+    """The config of one model's run."""
     return parse_config(
         {
             "data": {"name": "digits"},
@@ -96,7 +96,7 @@ def config(model: str, rate: float, steps: int = STEPS) -> Config:
 
 
 def run(model: str, folder: Path, *, rate: float | None = None, steps: int = STEPS) -> Trained:
-    """Train one of the models, with progress; go on with a run of the same settings."""
+    """Train one of the models, with progress; resume a run of the same settings."""
     wanted = config(model, rate or CHOSEN[model], steps)
     done = _done(wanted, folder)
     if done < steps:
@@ -109,7 +109,7 @@ def run(model: str, folder: Path, *, rate: float | None = None, steps: int = STE
 
 
 def _done(wanted: Config, folder: Path) -> int:
-    """The steps of a run of these settings; one of others, as of an earlier version, is set aside."""
+    """The finished steps of a run of these settings; a run of others, as of an earlier version, is set aside."""
     run, data = RunFolder(folder), build_data(wanted.data, Randomness(wanted.train.seed))
     try:
         run.check(resolve(wanted, data), data)
@@ -121,7 +121,7 @@ def _done(wanted: Config, folder: Path) -> int:
 
 
 def evaluate(trained: Trained, seconds: float, samples: int = IMPORTANCE_SAMPLES) -> Outcome:
-    """On the test digits."""
+    """Evaluate on the test digits."""
     rows = trained.data().test
     with progress("testing", len(rows)) as advance:
         found = importance_estimates(
@@ -140,7 +140,7 @@ def round_trip(trained: Trained, n: int = 64) -> float:
 
 
 def training_seconds(trained: Trained) -> float:
-    """Of all steps, those of earlier sittings too."""
+    """The training time of all steps, including those before an interruption."""
     seconds, last = 0.0, 0
     for record in trained.folder.read_metrics():
         if "seconds_per_step" in record:
@@ -155,7 +155,7 @@ def samples_grid(opened: Sequence[Trained]) -> Image:
 
 
 def comparison(outcomes: dict[str, Outcome]) -> str:
-    """What is printed at the end."""
+    """The final output."""
     lines = [f"{'':12}{'parameters':>11}{'−ELBO':>16}{'NLL':>16}{'round trip':>12}{'seconds':>9}"]
     for name, found in outcomes.items():
         elbo, nll = _with_error(found.elbo), _with_error(found.nll)
@@ -172,7 +172,7 @@ def comparison(outcomes: dict[str, Outcome]) -> str:
 
 
 def choose_rates(folder: Path) -> None:
-    """Both models at each of the rates; prints the validation bits per dimension, lower is better."""
+    """Train both models at each of the rates; prints the validation bits per dimension, lower is better."""
     for model in MODELS:
         for rate in RATES:
             trained = run(model, folder / f"{model}-{rate}", rate=rate)
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(out: Path, steps: int, samples: int) -> None:
-    """Train, test, and say which is ahead."""
+    """Train, test, and say which model is ahead."""
     outcomes, opened = {}, []
     for model in MODELS:
         trained = run(model, out / model, steps=steps)

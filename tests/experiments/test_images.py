@@ -332,7 +332,7 @@ class TestReproduce:
             other.stdout.readline()
             outcome = reproduce(tmp_path, "--only", "1x1-0", "--only", "woodbury-0")
             other.communicate()
-        assert "1x1-0: left to the other process that is at it" in outcome.err
+        assert "1x1-0: left to the other process that works on it" in outcome.err
         assert [row["model"] for row in rows_of(tmp_path)] == ["woodbury"]
 
     def test_what_a_step_takes_is_measured_again(self, tmp_path: Path, tiny):

@@ -80,7 +80,7 @@ class TestAlone:
         try:
             after = answers(run)
             assert after == before
-            assert "this is what the run keeps of it" in run_command("evaluate", run).err
+            assert "these are the values that the run stores" in run_command("evaluate", run).err
             assert run_command("report", run).code == 0
             page = Page((run / "report.html").read_text())
         finally:

@@ -1,4 +1,4 @@
-"""The command line: the only part that knows of argv."""
+"""The command line: the only part that reads argv."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def main() -> None:
 
 
 def let_waiting_threads_sleep() -> None:
-    """Unless the environment says otherwise, threads that wait for others spin for a moment only, and then sleep.
+    """Let waiting threads spin only briefly before they sleep, unless the environment says otherwise.
 
-    Beside busy processes a thread that spins holds the core which the one that it waits for needs; one that sleeps at
-    once has to be woken for every operation. It must be said before torch is loaded, and changes no result.
+    Beside busy processes, a spinning thread occupies the core that the thread it waits for needs; a thread that sleeps
+    at once has to be woken for every operation. This must be set before torch is loaded, and changes no result.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS

@@ -1,4 +1,4 @@
-"""All the commands in one place; each is loaded when it is asked for, so that --help need not wait for torch."""
+"""All commands in one place; each is loaded on first use, so that --help does not wait for torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from expmflow import __version__
 from expmflow.cli.console import speaks
 
 SUMMARIES = {  # the first paragraphs of the commands' own descriptions
-    "train": "Train a model, or go on with a run that was cut; it is written to its folder alone.",
-    "evaluate": "The negative log-likelihood of a run's test rows, with its standard error.",
+    "train": "Train a model, or resume an interrupted run. Writes only to the run's folder.",
+    "evaluate": "Print the negative log-likelihood of a run's test rows, with its standard error.",
     "sample": "Draw samples from a run's density. Writes the file --out, and nothing else.",
     "score": "The likelihood of each row of a table, or of each image, and whether it is unlike the training data.",
-    "report": "One self-contained HTML page: curves, samples beside the data, tables; several runs side by side.",
-    "data": "Describe a data set: its rows, their shape and ranges, classes, parts.",
-    "reproduce": "Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.",
-    "figures": "Draw the paper's figures as PNG and SVG; without --only, those whose trained models are there.",
+    "report": "Write one self-contained HTML page: curves, samples beside the data, tables; several runs side by side.",
+    "data": "Describe a data set: its rows, their shape and ranges, classes, splits.",
+    "reproduce": "Run a table of the paper row by row; interrupted rows are resumed, finished rows are not run again.",
+    "figures": "Draw the paper's figures as PNG and SVG; without --only, all whose trained models are available.",
     "export": "Write a model as a program that runs without expmflow: for torch alone, or as ONNX.",
 }
 EXAMPLES = {
@@ -36,7 +36,7 @@ EXAMPLES = {
 
 
 class Commands(TyperGroup):
-    """Commands that are names and summaries until one of them is called."""
+    """Commands that are only names and summaries until one of them is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -44,7 +44,7 @@ class Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """The command itself, out of the module of its name."""
+    """Load the command from the module of its name."""
     from expmflow.cli.errors import guarded
 
     only = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""What is shown, and by whom: results on stdout, everything else on stderr, one process for all."""
+"""Output: results on stdout, everything else on stderr, and one process speaks for all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _Terminal(Console):
-    """A console to which nothing but rich's own codes is sent: those in names of files are not."""
+    """A console that receives control codes only from rich, never from file names."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -42,11 +42,12 @@ class _Terminal(Console):
 
 
 def visible(text: str) -> str:
-    """The text without what a terminal would obey, or could not show: control codes, marks of direction, half codes."""
+    """The text without characters that a terminal would obey or could not show, such as control codes and
+    surrogates."""
     return "".join("�" if c not in "\n\t" and (category(c) in UNSEEN or c in TURNS) else c for c in text)
 
 
-SECONDS_BETWEEN_LINES = 10.0  # of progress, where there is no terminal
+SECONDS_BETWEEN_LINES = 10.0  # between lines of progress, if there is no terminal
 
 
 def speaks() -> bool:
@@ -55,22 +56,22 @@ def speaks() -> bool:
 
 
 def console(*, always: bool = False) -> Console:
-    """For a person to read, beside the results; of several processes one speaks, unless this one is to, `always`."""
+    """The console for messages beside the results; only one process prints, unless `always`."""
     return _Terminal(stderr=True, quiet=not (always or speaks()), highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """A sentence on stderr."""
+    """Print a sentence on stderr."""
     console().print(text, markup=False)
 
 
 def say_error(text: str, *, always: bool = False) -> None:
-    """As `say`, in red where there are colours."""
+    """As `say`, in red if there are colours."""
     console(always=always).print(text, markup=False, style="red")
 
 
 def result(text: str) -> None:
-    """What was asked for, on stdout."""
+    """Print the requested result on stdout."""
     if speaks():
         typer.echo(visible(text))
 
@@ -80,7 +81,7 @@ def result_table(table: Table) -> None:
     _Terminal(quiet=not speaks(), highlight=False).print(table)
 
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; the machine's accelerator, if not given.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default, the machine's accelerator.")]
 
 
 Data = Annotated[
@@ -90,7 +91,7 @@ Data = Annotated[
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Advance]:
-    """A bar on a terminal, which is gone when the work is done; elsewhere a line now and then."""
+    """A progress bar on a terminal, removed when the work is done; elsewhere a line now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     terminal = console()
     if not terminal.is_terminal:
@@ -102,7 +103,7 @@ def progress(what: str, total: int) -> Iterator[Advance]:
 
 
 def _lines(what: str, total: int) -> Advance:
-    """Says how far the work is, every few seconds."""
+    """Reports progress in a line every few seconds."""
     done, last = 0, time.monotonic()
 
     def advance(more: int) -> None:
@@ -116,7 +117,7 @@ def _lines(what: str, total: int) -> Advance:
 
 
 def by_step_number(advance: Advance) -> Callable[[int], None]:
-    """Training says the number of its last step; a bar wants to know how many are new."""
+    """Converts the number of the last step, as training reports it, to the number of new ones, as a bar takes it."""
     last = 0
 
     def step(number: int) -> None:
@@ -129,7 +130,7 @@ def by_step_number(advance: Advance) -> Callable[[int], None]:
 
 @contextmanager
 def reading() -> Iterator[LoadProgress]:
-    """As `progress`, a bar for each slow thing that loading data tells of: downloads in bytes, images in numbers."""
+    """As `progress`, with a bar for each slow part of loading data: downloads in bytes, images by number."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     terminal = console()
     with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:

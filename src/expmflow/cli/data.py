@@ -28,7 +28,7 @@ def _named() -> dict[str, Source]:
 
 
 def _files() -> str:
-    """What a user's own data may be."""
+    """The formats of a user's own data."""
     return ", or ".join(source.origin for source in sources().values() if "path" in source.settings)
 
 
@@ -40,11 +40,11 @@ def data(
             help=f"{', '.join(_named())}; {_files()}.",
         ),
     ],
-    folder: Annotated[Path | None, typer.Option("--dir", help="Where the official files are.")] = None,
-    size: Annotated[int | None, typer.Option(help="Bring your own images to this height and width.")] = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="The folder of the official files.")] = None,
+    size: Annotated[int | None, typer.Option(help="Resize your own images to this height and width.")] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Describe a data set: its rows, their shape and ranges, classes, parts.
+    """Describe a data set: its rows, their shape and ranges, classes, splits.
 
     Downloads mnist, fashion-mnist or cifar10 if they are neither in --dir nor in the user's cache. Writes nothing else.
     """

@@ -1,4 +1,4 @@
-"""Which device a command computes on."""
+"""The device that a command computes on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from expmflow._validation import expect
 
 
 def device_named(name: str | None) -> str:
-    """The name, if there is such a device here; without one, the accelerator if there is one, else the CPU."""
+    """The named device, if it exists here; without a name, the accelerator if there is one, else the CPU."""
     if name is None:
         found = _accelerator() if torch.accelerator.is_available() else "cpu"
-        return "cpu" if found == "mps" else found  # which has no float64, in which likelihoods are added up
+        return "cpu" if found == "mps" else found  # it lacks float64, in which likelihoods are summed
     try:
         backend = torch.device(name).type
     except RuntimeError:

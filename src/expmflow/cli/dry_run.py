@@ -1,4 +1,4 @@
-"""`--dry-run`: what a command would take, measured on a little of its work, of which nothing is kept."""
+"""`--dry-run`: the cost of a command, measured on a small part of its work, of which nothing is stored."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from expmflow.training.state import State, evaluation_model
 from expmflow.training.validation import mean_nll
 
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print parameters, memory and time, or what is read; write nothing.")
+    bool, typer.Option("--dry-run", help="Print parameters, memory and time, or what would be read; write nothing.")
 ]
 
 
 def described(lines: dict[str, str]) -> str:
-    """A line for each thing to know."""
+    """One line for each fact."""
     return "\n".join([*(f"{name:<11} {text}" for name, text in lines.items()), "nothing was written"])
 
 
 def dry_run_text(config: Config, folder: Path, device: str) -> str:
-    """For `train`."""
+    """The text for `train`."""
     data = build_data(config.data, Randomness(config.train.seed))
     config, size = resolve(config, data), config.train.batch_size
     RunFolder(folder).check(config, data)
@@ -47,7 +47,7 @@ def dry_run_text(config: Config, folder: Path, device: str) -> str:
     model = build_model(config, data.event_shape).to(run.device).train()
     average = None if config.optim.ema is None else Average(model, config.optim.ema)
     state = State(model, build_optimizer(model, config.optim), average)
-    step(run, state, model)  # the first one initialises
+    step(run, state, model)  # the first step initialises
     batch = peak_bytes(lambda: step(run, state, model))
     training = seconds_of(lambda: step(run, state, model))
     part = 1 if len(data.validation) else 0
@@ -84,9 +84,9 @@ def run_text(
     writes: Path | None = None,
     copies: int = 1,
 ) -> str:
-    """For a command that works through rows of an opened run: `work` takes a number of them, `what` names them.
+    """For a command that processes rows of an open run: `work` takes a number of rows, `what` names them.
 
-    Of importance samples, each row is worked through as many times as there are `copies` of it.
+    With importance samples, each row is processed as many times as there are `copies` of it.
     """
     cost = estimate(work, rows * copies, batch)
     held = _bytes(*trained.model.parameters()) + rows * _bytes(torch.zeros(trained.event_shape))
@@ -104,12 +104,12 @@ def run_text(
 
 
 def reads(trained: Trained) -> str:
-    """A run's folder, and where its rows come from."""
+    """A run's folder, and the source of its rows."""
     return f"{trained.folder.path}; its data: {_place(trained.config)}"
 
 
 def _place(config: Config) -> str:
-    """The data's name, and where it is if the config says so."""
+    """The data's name, and its path if the config has one."""
     place = config.data.path or config.data.dir
     return config.data.name + ("" if place is None else f" ({place})")
 

@@ -1,4 +1,4 @@
-"""Every expected error as one sentence; tracebacks only where they are asked for."""
+"""Every expected error as one sentence; tracebacks only on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
-    """The command with `--debug`, and with sentences in place of tracebacks without it."""
+    """The command with a `--debug` option; without it, errors are sentences instead of tracebacks."""
 
     @functools.wraps(function)
     def run(*args: Any, debug: bool = False, **kwargs: Any) -> None:
@@ -54,7 +54,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def sentence(error: Exception) -> str | None:
-    """What to tell the user; None for an error that nobody expected."""
+    """The message for the user; None for an unexpected error."""
     text = str(error)
     match error:
         case CheckpointError() | ExchangeError() | TrainingError() | InUseError():
@@ -70,7 +70,7 @@ def sentence(error: Exception) -> str | None:
             return f"Expected to write tensors; got: {text}."
         case MemoryError() | torch.OutOfMemoryError():
             return "Expected enough memory; got too little. Try a smaller train.batch_size or model."
-        case RuntimeError() if "allocate memory" in text or "overflow" in text.lower():  # of a size in bytes
+        case RuntimeError() if "allocate memory" in text or "overflow" in text.lower():  # for a size in bytes
             return "Expected enough memory; got too little. Try a smaller train.batch_size or model."
         case OverflowError() | RecursionError():
             return f"Expected numbers that this machine can work with; got: {text}."

@@ -37,28 +37,28 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or the name of a model such as digits.")],
     split: Annotated[Split, typer.Option(help="Which rows of the run's data.")] = Split.test,
     images: Annotated[
-        int | None, typer.Option("--images", "--rows", help="The first so many rows, if there are more.")
+        int | None, typer.Option("--images", "--rows", help="Evaluate at most this many rows, the first ones.")
     ] = None,
     importance_samples: Annotated[
-        int | None, typer.Option(help="Noises for each image, for the importance-weighted bound; the paper has 1000.")
+        int | None, typer.Option(help="Noise samples per image, for the importance-weighted bound; 1000 in the paper.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     data: Data = None,
     device: Device = None,
     dry_run: DryRun = False,
 ) -> None:
-    """The negative log-likelihood of a run's test rows, with its standard error.
+    """Print the negative log-likelihood of a run's test rows, with its standard error.
 
-    In nats per row, and in bits per dimension (the nats of a row over its features and log 2), except for images in
-    black and white, which have nats alone. Of a continuous density either may be negative. Graphs have nats per node
-    too, and those of a known mixture its entropy.
+    In nats per row, and in bits per dimension (the nats of a row divided by its number of features and log 2);
+    black-and-white images only in nats. For a continuous density either may be negative. Graphs also have nats per
+    node, and mixtures with a known entropy have that too.
 
-    Of images it is a bound, −ELBO, from one noise for each image. With --importance-samples K it is from K, and the
-    tighter importance-weighted bound stands beside it. That takes long, so each image's result is kept at once in
-    RUN/evaluation: started again, the command goes on. Without it, nothing is written.
+    For images the result is a bound, −ELBO, from one noise sample for each image. With --importance-samples K it uses
+    K samples, and also gives the tighter importance-weighted bound. This is slow, so each image's result is stored at
+    once in RUN/evaluation, and the same command continues after an interruption. Nothing else is written.
 
-    Without the data, what the run keeps of it is shown: the likelihoods of the first rows of each part. Rows in --data
-    that are not the run's own are all evaluated, whatever the split.
+    If the data is not available, the command shows what the run stores: the likelihoods of the first rows of each
+    split. If --data holds other rows than the run's own, all of them are evaluated, whatever the split.
     """
     trained = open_run(run, device_named(device), data)
     if importance_samples is not None:
@@ -72,7 +72,7 @@ def evaluate(
         known = None if other or not trained.data_is_away else load_reference(trained)
         if known is None:
             raise
-        say(f"{str(error).rstrip('.')}: this is what the run keeps of it.")
+        say(f"{str(error).rstrip('.')}: these are the values that the run stores.")
         _show(trained, {**_head(run, split.value), **_kept(trained, known, split, images)}, as_json)
         return
     if dry_run:
@@ -100,7 +100,7 @@ def _head(run: Path, split: str) -> dict[str, Any]:
 
 
 def _kept(trained: Trained, known: Reference, split: Split, images: int | None) -> dict[str, Any]:
-    """The measures of the rows whose likelihoods the run keeps."""
+    """The measures of the rows whose likelihoods the run stores."""
     nll = known.nll[split.value][:images]
     _expect_rows(trained, split, len(nll))
     expect(bool(nll.isfinite().all()), "a finite likelihood of every row", "some without")
@@ -108,7 +108,7 @@ def _kept(trained: Trained, known: Reference, split: Split, images: int | None) 
 
 
 def _expect_rows(trained: Trained, split: Split, count: int) -> None:
-    """A small share of few rows is none."""
+    """Refuse an empty split: a small fraction of few rows may be none."""
     share = getattr(trained.config.data, split.value, None)
     asked = "" if share is None else f", by data.{split.value}={share:g}; take another --split"
     expect(count > 0, f"rows for {split.value} in the run's data", f"none{asked}")
@@ -128,7 +128,7 @@ def _show(trained: Trained, found: dict[str, Any], as_json: bool) -> None:
 
 
 def _rows(trained: Trained, split: Split, images: int | None) -> tuple[Tensor, Tensor | None, str]:
-    """The rows asked for, their labels where the model wants them, and what to call their part."""
+    """The requested rows, their labels if the model takes them, and the name of their split."""
     with reading() as loading:
         data = trained.data(loading)
     if not len(data.train):
@@ -146,7 +146,7 @@ def _weighted(trained: Trained, rows: Tensor, labels: Tensor | None, samples: in
 
 
 def _measures(trained: Trained, log_prob: Tensor) -> dict[str, float]:
-    """Means with their standard errors, in every unit that there is for such rows."""
+    """Means with their standard errors, in every unit for such rows."""
     units = {unit.key: -log_prob * unit.per_nat for unit in trained.kind.units(trained.event_shape)}
     found = {}
     for name, values in units.items():
@@ -167,7 +167,7 @@ def _table(trained: Trained, found: dict[str, Any]) -> Table:
 
 
 def _lines(trained: Trained, found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The label of each number that is shown, and its name."""
+    """The label of each number, and its key."""
     other, bound = trained.kind.units(trained.event_shape)[-1], trained.model.is_bound
     yield "−ELBO (nats)" if bound else "nll (nats)", "nll"
     if other != NATS:

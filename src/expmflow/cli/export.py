@@ -16,20 +16,20 @@ def export(
     out: Annotated[Path, typer.Option(help="A .pt2 file for torch.export.load, or an .onnx file.")],
     what: Annotated[
         Literal["likelihood", "sample"],
-        typer.Option(help="The program from rows to likelihoods, or from noise to rows."),
+        typer.Option(help="A program from rows to likelihoods, or from noise to rows."),
     ] = "likelihood",
 ) -> None:
     """Write a model as a program that runs without expmflow: for torch alone, or as ONNX.
 
-    The likelihood program takes rows as the model does (images as whole numbers, tables in their own units), and gives
-    log-likelihoods in nats. Of a model that is known by a bound, the random numbers of the bound are one more argument,
-    so that the result is a function of what is given. Of a conditional model, so are one-hot vectors of the classes.
+    The likelihood program takes rows as the model does (images as whole numbers, tables in their own units), and
+    returns log-likelihoods in nats. If the model has a bound, the random numbers of the bound are another argument, so
+    that the result is a function of the arguments. If it is conditional, so are one-hot vectors of the classes.
 
-    The sampling program takes noise, standard normal if its temperature is one, and gives rows. Layers that iterate, as
-    inverses of Sylvester layers do, are in no program: a run with such layers has the likelihood alone.
+    The sampling program maps noise (standard normal at temperature 1) to rows. Layers that iterate, such as inverses of
+    Sylvester layers, cannot be exported: a run with such layers has only the likelihood program.
 
-    The arguments are printed, and stand in the file. Any number of rows will do. Before the file gets its name, it is
-    loaded and compared with the model. Writes the file --out, and nothing else. ONNX needs the extra `export`.
+    The arguments are printed, and described in the file. A program takes any number of rows. Before the file gets its
+    name, it is loaded and compared with the model. Writes only the file --out. ONNX needs the extra `export`.
     """
     say("Recording, writing and comparing the program: seconds for small models, minutes for large ones.")
     with reading() as update:

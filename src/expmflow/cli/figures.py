@@ -21,19 +21,21 @@ ABOUT = "; ".join(f"{name}, {entry.about}" for name, entry in FIGURES.items())
 
 
 def figures(
-    out: Annotated[Path, typer.Option(help="The folder that they are written to.")] = Path("figures"),
-    only: Annotated[list[Name] | None, typer.Option(help=f"One of them, or several: {ABOUT}.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("figures"),
+    only: Annotated[list[Name] | None, typer.Option(help=f"One figure, or several: {ABOUT}.")] = None,
     run: Annotated[
         str | None,
-        typer.Option(help="Whose images are shown; if not given, the best Sylvester flow in --results, or digits."),
+        typer.Option(
+            help="The model of the sampled images; by default the best Sylvester flow in --results, or digits."
+        ),
     ] = None,
-    results: Annotated[Path, typer.Option(help="Where the tables are, with the weights beside them.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="The folder of the tables, with the weights beside them.")] = RESULTS,
 ) -> None:
-    """Draw the paper's figures as PNG and SVG; without --only, those whose trained models are there."""
+    """Draw the paper's figures as PNG and SVG; without --only, all whose trained models are available."""
     expect(not out.exists() or out.is_dir(), "--out to be a folder", f"the file {out}")
     expect(results == RESULTS or results.is_dir(), "--results to be a folder", f"none at {results}")
     sources, names = Sources(results, run), []
-    for name in map(str, only or FIGURES):  # before the first is drawn
+    for name in map(str, only or FIGURES):  # check all before the first is drawn
         try:
             FIGURES[name].check(sources)
             names.append(name)

@@ -1,4 +1,4 @@
-"""What work will take: measured on a little of it."""
+"""Estimates of time and memory, measured on a small part of the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 FEW_ROWS = 16
-SHORT = 0.1  # seconds: what takes less is measured on more rows
+SHORT = 0.1  # seconds: shorter work is measured on more rows
 REPEATS = 3
 
 
@@ -28,7 +28,7 @@ class Estimate:
 
 
 def estimate(work: Callable[[int], object], rows: int, batch: int) -> Estimate:
-    """What `work(rows)` takes in batches: a fixed part and a part for each row, from one row and from a few."""
+    """The cost of `work(rows)` in batches: a fixed part and a part for each row, from one row and from a few."""
     most = min(rows, batch)
     few = min(FEW_ROWS, most)
     while (taken := seconds_of(work, few)) < SHORT and few < most:
@@ -44,7 +44,7 @@ def _line(few: int, of_one: float, of_few: float) -> tuple[float, float]:
 
 
 def seconds_of(work: Callable[..., object], *arguments: int) -> float:
-    """The least of a few times; the first call, which may have things to set up, does not count."""
+    """The shortest of a few times; the first call, which may set things up, does not count."""
     work(*arguments)
     times = []
     for _ in range(REPEATS):
@@ -55,14 +55,14 @@ def seconds_of(work: Callable[..., object], *arguments: int) -> float:
 
 
 def peak_bytes(work: Callable[..., object], *arguments: int) -> int:
-    """The most memory that is held at a time by tensors that `work` makes."""
+    """The largest memory that tensors created by `work` hold at a time."""
     with _Peak() as memory:
         work(*arguments)
     return memory.peak
 
 
 class _Peak(TorchDispatchMode):
-    """Sees every tensor that an operation returns, and when its memory is given back."""
+    """Records every tensor that an operation returns, and when its memory is released."""
 
     def __init__(self) -> None:
         super().__init__()

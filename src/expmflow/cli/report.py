@@ -26,16 +26,17 @@ def report(
         list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or names of models such as digits.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="An .html file; RUN/report.html for one run, report.html here for several.")
+        Path | None,
+        typer.Option(help="An .html file; by default RUN/report.html, or report.html in this folder for several runs."),
     ] = None,
     data: Data = None,
     dry_run: DryRun = False,
 ) -> None:
-    """One self-contained HTML page: curves, samples beside the data, tables; several runs side by side.
+    """Write one self-contained HTML page: curves, samples beside the data, tables; several runs side by side.
 
-    A run that `expmflow train` has finished keeps what a page says of its data: the likelihoods of the first 500 images
-    of each part, or of the first 10000 rows or graphs, and some rows to look at. `expmflow evaluate` takes all test
-    rows; what it has found with importance samples is on the page too.
+    A finished run stores what the page shows of its data: the likelihoods of the first 500 images of each split, or of
+    the first 10000 rows or graphs, and some rows to show. `expmflow evaluate` takes all test rows; its results with
+    importance samples are on the page too.
     """
     expect(data is None or len(runs) == 1, "one run for --data", len(runs))
     expect(out is None or out.suffix == ".html", "an .html file", out)
@@ -61,7 +62,7 @@ def report(
 
 
 def _cost(trained: Trained) -> Estimate:
-    """Of what takes most of the time: likelihoods of test rows, and samples."""
+    """The cost of the slowest parts: likelihoods of test rows, and samples."""
     known = None if trained.place is not None else load_reference(trained)
     if known is None:
         data = trained.data()

@@ -29,7 +29,7 @@ else:  # the names follow the registry, and a wrong one is refused before anythi
 
 
 def _about_presets() -> str:
-    """What each preset is, said once for all tables that mean the same by it."""
+    """A description of each preset, given once if tables share it."""
     tables: dict[tuple[str, str], list[str]] = {}
     for name, table in EXPERIMENTS.items():
         for preset, about in table.presets.items():
@@ -40,23 +40,21 @@ def _about_presets() -> str:
 def reproduce(
     experiment: Annotated[Name, typer.Argument(help="Which of the paper's tables.")],
     preset: Annotated[Preset, typer.Option(help=f"{_about_presets()}.")] = "laptop",
-    only: Annotated[list[str] | None, typer.Option(help="Rows whose name begins so; all if not given.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where the runs are written.")] = Path("runs/reproduce"),
-    results: Annotated[Path, typer.Option(help="Where the table, and what belongs beside it, is written.")] = Path(
-        "results"
-    ),
+    only: Annotated[list[str] | None, typer.Option(help="Rows whose names begin like this; all by default.")] = None,
+    runs: Annotated[Path, typer.Option(help="The folder of the runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="The folder of the table and its files.")] = Path("results"),
     threads: Annotated[int | None, typer.Option(help="Threads of each run.")] = None,
     device: Device = None,
     time: Annotated[
-        bool, typer.Option("--time", help="Run nothing; measure again what a step takes of each row that is done.")
+        bool, typer.Option("--time", help="Run nothing; measure the step time of each finished row again.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the rows; run and write nothing.")] = False,
 ) -> None:
-    """Run a table of the paper row by row; one that was cut is resumed, one that is done is not run again.
+    """Run a table of the paper row by row; interrupted rows are resumed, finished rows are not run again.
 
-    Each row is a run of its own below --runs; its result goes into --results at once. Started several times, the same
-    command shares the rows out. With many processes a row, which train all rows before one of them measures: torchrun
-    --standalone --nproc-per-node 2 -m expmflow reproduce graph.
+    Each row is a separate run below --runs, and its result is written to --results at once. Several processes of the
+    same command share the rows. To train each row with many processes, of which one measures all rows at the end:
+    torchrun --standalone --nproc-per-node 2 -m expmflow reproduce graph.
     """
     experiment, preset = str(experiment), str(preset)
     table = EXPERIMENTS[experiment]
@@ -85,7 +83,7 @@ def reproduce(
     place, missing = runs / experiment / preset, [row for row in rows if row.name not in done]
 
     def measure(row: Row) -> None:
-        if speaks():  # of several processes one tests and writes
+        if speaks():  # only one process tests and writes
             found = table.measure(row, preset, place, path.with_suffix(""), device=device)
             results.mkdir(parents=True, exist_ok=True)
             with locked(results, wait=True):
@@ -107,11 +105,11 @@ def reproduce(
                         train(row)
                         measure(row)
             except InUseError:
-                say(f"{row.name}: left to the other process that is at it")
+                say(f"{row.name}: left to the other process that works on it")
     else:
         for row in missing:
             train(row)
-        for row in missing:  # at the end, when nobody waits for the one that measures
+        for row in missing:  # at the end, when nobody waits for the process that measures
             measure(row)
     say(f"The table is in {path.with_suffix('.md')}")
 
@@ -119,7 +117,7 @@ def reproduce(
 def _time_again(
     table: Experiment[Any], rows: Sequence[Row], preset: str, path: Path, threads: int | None, device: str
 ) -> None:
-    """Rows may have been trained beside other work; the seconds of the table are those of a machine with none."""
+    """Measure the seconds again: rows may have been trained beside other work."""
     found = {table.row_name(result): result for result in table.load(path)}
     done = [row for row in rows if row.name in found]
     for row in done:

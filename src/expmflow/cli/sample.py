@@ -23,11 +23,11 @@ from expmflow.training.sampling import LARGEST_SAMPLE
 
 def sample(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or the name of a model such as digits.")],
-    n: Annotated[int, typer.Option("-n", "--number", help="How many.")] = 16,
+    n: Annotated[int, typer.Option("-n", "--number", help="The number of samples.")] = 16,
     temperature: Annotated[float, typer.Option(help="Factor of the noise's standard deviation.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed draws the same samples.")] = 0,
     classes: Annotated[
-        str | None, typer.Option(help="Of these classes in turn, such as 3,7 (conditional models); all if not given.")
+        str | None, typer.Option(help="Alternate these classes, such as 3,7 (conditional models); all by default.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -40,10 +40,10 @@ def sample(
 ) -> None:
     """Draw samples from a run's density. Writes the file --out, and nothing else.
 
-    Images become a grid in a .png file, pixel for pixel, small ones enlarged by a whole factor, or bytes of shape (n,
-    channels, height, width) in a .npy file. Of a conditional model, the columns of the grid are its classes. Graphs
-    become a .csv file with a line for each node, a .npy file of shape (n, nodes, features), or a picture; those with
-    edges of their own a .npz file, as they are read from.
+    Images become a grid in a .png file, pixel for pixel, with small images enlarged by an integer factor, or bytes of
+    shape (n, channels, height, width) in a .npy file. For a conditional model, each column of the grid is a class.
+    Graphs become a .csv file with a line for each node, a .npy file of shape (n, nodes, features), or a picture. Graphs
+    with their own edges become a .npz file of the format that they are read from.
     """
     known = {suffix for kind in KINDS.values() for suffix in kind.formats}
     expect(out is None or out.suffix in known, "a .npy, .npz, .csv or .png file", out)
@@ -72,7 +72,7 @@ def sample(
 
 
 def _chosen(trained: Trained, classes: str | None) -> list[int] | None:
-    """The classes to sample, in turn; None for a model that has none."""
+    """The classes to sample, in turn; None for a model without classes."""
     count = trained.classes
     if classes is None:
         return None if count is None else list(range(count))

@@ -23,7 +23,7 @@ from expmflow.runs.importance import importance_estimates
 from expmflow.runs.reference import load_reference
 from expmflow.runs.typicality import Typicality, auroc
 
-WEIGHTED_ROWS = 500  # rows of the run that scores from importance samples are measured against
+WEIGHTED_ROWS = 500  # validation rows that scores from importance samples are compared with
 
 
 def score(
@@ -38,19 +38,19 @@ def score(
     out: Annotated[Path | None, typer.Option(help="A .csv or .json file; stdout, as CSV, if not given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     reference: Annotated[
-        list[Path] | None, typer.Option(help="Files of rows known to be normal, for an AUROC; may be given again.")
+        list[Path] | None, typer.Option(help="Files of rows known to be normal, for an AUROC; may be repeated.")
     ] = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Bring images to the model's size, channels and grey levels.")
     ] = False,
     importance_samples: Annotated[
-        int | None, typer.Option(help="Noises for each image, for a tighter bound; one if not given.")
+        int | None, typer.Option(help="Noise samples per image, for a tighter bound; one by default.")
     ] = None,
     quantile: Annotated[
-        float, typer.Option(help="Flag rows less typical than this part of those that were held out.")
+        float, typer.Option(help="Flag rows that are less typical than this fraction of the held-out rows.")
     ] = 0.99,
     threshold: Annotated[
-        float | None, typer.Option(help="Flag typicalities above this, whatever the quantile.")
+        float | None, typer.Option(help="Flag typicalities above this; overrides the quantile.")
     ] = None,
     data: Data = None,
     device: Device = None,
@@ -58,20 +58,19 @@ def score(
 ) -> None:
     """The likelihood of each row of a table, or of each image, and whether it is unlike the training data.
 
-    The columns of a table may stand in any order if they have the names of the run's; without names, their place
-    counts. Images are cropped and resized as the run's data was, or to whatever the model takes with --fit.
+    The columns of a table may be in any order if they have the names of the run's columns; without names, their
+    position counts. Images are cropped and resized as the run's data was; with --fit, to the form that the model takes.
 
-    Printed columns: row, log_likelihood (nats), typicality, flagged; for images name, bpd (bits per dimension) in place
-    of the first two, or name, nll (nats) where pixels are black or white. The typicality is |nll − mean| / std, with
-    the mean and the standard deviation of the validation rows: rows that are too likely are unusual too. Smooth images
-    are likelier than photographs under a model of photographs, so low likelihood alone finds few of those that do not
-    belong.
+    Printed columns: row, log_likelihood (nats), typicality, flagged. For images: name, bpd (bits per dimension) instead
+    of the first two; for black-and-white images: name, nll (nats). The typicality is |nll − mean| / std, with the mean
+    and the standard deviation of the validation rows: rows that are too likely are unusual too. Smooth images are
+    likelier than photographs under a model of photographs, so low likelihood alone misses many outliers.
 
-    With --reference, the AUROC: how often a row of FILE is less typical than one that is known to be normal, such as
-    images that were held out; 1 tells them all apart, 0.5 is chance. Writes the file --out, and nothing else.
+    With --reference, also the AUROC: how often a row of FILE is less typical than a row that is known to be normal,
+    such as held-out images; 1 is perfect separation, 0.5 is chance. Writes only the file --out.
 
-    The run's own data is needed for importance samples only: a run keeps the likelihoods of its validation rows. A
-    conditional model is not told the classes of files, and takes all of them to be as likely.
+    Only importance samples need the run's own data: a run stores the likelihoods of its validation rows. A conditional
+    model does not get the classes of FILE, and assumes that all classes are equally likely.
     """
     expect(out is None or out.suffix in (".csv", ".json"), "a .csv or .json file for the scores", out)
     expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
@@ -110,7 +109,7 @@ def score(
     count = int(measured.isfinite().sum())
     if threshold is None and (count + 1) * (1 - quantile) < 1:
         say(
-            f"{count} {held_out.part} rows are too few to tell {1 - quantile:.2g} of all rows: of new rows like them, "
+            f"{count} {held_out.part} rows are too few for a rate of {1 - quantile:.2g}: of new rows like them, "
             f"about {1 / (count + 1):.2g} are flagged. Lower --quantile, or give --threshold."
         )
     if separated is not None and normal is not None:
@@ -120,7 +119,7 @@ def score(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What scores are measured by: likelihoods that the run keeps, or rows whose likelihoods are yet to be computed."""
+    """What scores are calibrated on: stored likelihoods, or rows whose likelihoods are still to be computed."""
 
     nll: Tensor | None
     rows: Tensor
@@ -130,12 +129,12 @@ class HeldOut:
 def _held_out(trained: Trained, samples: int | None) -> HeldOut:
     known = None if trained.place is not None or samples is not None else load_reference(trained)
     if known is not None:
-        if known.held_out == "train":  # more certain of them than of any others
-            say("No rows were held out: scores are measured by training rows, and flag more than they should.")
+        if known.held_out == "train":  # the model is more certain of them than of any others
+            say("No rows were held out: scores are calibrated on training rows, and flag too many rows.")
         return HeldOut(known.scored, known.rows[:0], "training" if known.held_out == "train" else "held-out")
     data = trained.data()
     parts = [part for part in (data.validation, data.test, data.train) if len(part) > 1]
-    expect(len(parts) > 0, "at least two rows of the run's data to measure scores by", "fewer")
+    expect(len(parts) > 0, "at least two rows of the run's data to calibrate scores on", "fewer")
     return HeldOut(None, parts[0][: trained.kind.measured_rows if samples is None else WEIGHTED_ROWS])
 
 
@@ -146,7 +145,7 @@ def _likelihoods(trained: Trained, rows: Tensor, samples: int | None, advance: A
 
 
 def _columns(trained: Trained, rows: Rows, log_prob: Tensor, typical: Typicality) -> dict[str, list[Any]]:
-    """By name, with an entry for each row."""
+    """The columns by name, with an entry for each row."""
     scores = typical.score(-log_prob)
     columns = trained.kind.scored(rows, log_prob, trained.layout)
     flagged = (scores > typical.threshold).int()
@@ -172,7 +171,7 @@ def _as_json(columns: dict[str, list[Any]], typical: Typicality, separated: dict
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity."""
+    """None instead of infinity, which JSON does not have."""
     return {
         name: None if isinstance(value, float) and not torch.tensor(value).isfinite() else value
         for name, value in row.items()

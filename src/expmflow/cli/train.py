@@ -42,7 +42,7 @@ LAYERS = f"model.subflow= {', '.join(SUBFLOWS)}; model.mixing= {', '.join(MIXING
 
 
 class OnNonfinite(StrEnum):
-    """What to do about a loss that is NaN or infinite."""
+    """What to do if a loss is NaN or infinite."""
 
     stop = "stop"
     skip = "skip"
@@ -55,26 +55,28 @@ def train(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help=f"Settings on top: train.steps=500; of images: {LAYERS}."),
+        typer.Argument(
+            metavar="KEY=VALUE...", help=f"Settings to change, such as train.steps=500; for images: {LAYERS}."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if not given.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run; its folder says all that is needed.")
+        Path | None, typer.Option(metavar="RUN", help="Resume a run; its folder has everything it needs.")
     ] = None,
     device: Device = None,
-    init_from: Annotated[Path | None, typer.Option(help="A run whose weights to start from.")] = None,
+    init_from: Annotated[Path | None, typer.Option(help="A run with the initial weights.")] = None,
     on_nonfinite: Annotated[
         OnNonfinite | None, typer.Option(help="Stop at a loss that is not finite, or skip the step.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a model, or go on with a run that was cut; it is written to its folder alone.
+    """Train a model, or resume an interrupted run. Writes only to the run's folder.
 
-    A folder that holds a run is resumed if the config is the same. Ctrl-C saves a checkpoint first, and --resume RUN
-    goes on. With many processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
+    An existing run in the folder is resumed if its config is the same. Ctrl-C saves a checkpoint; continue with
+    --resume RUN. With many processes: torchrun --standalone --nproc-per-node 2 -m expmflow train moons.
     """
     skipping = [] if on_nonfinite is None else [f"train.on_nonfinite={on_nonfinite.value}"]
-    config, folder = _asked(source, [*(overrides or []), *skipping], out, resume)
+    config, folder = _config_and_folder(source, [*(overrides or []), *skipping], out, resume)
     device = device_named(device)
     if dry_run:
         result(dry_run_text(config, folder, device))
@@ -106,7 +108,9 @@ def train(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _asked(source: str | None, overrides: list[str], out: Path | None, resume: Path | None) -> tuple[Config, Path]:
+def _config_and_folder(
+    source: str | None, overrides: list[str], out: Path | None, resume: Path | None
+) -> tuple[Config, Path]:
     """The config, and the folder of the run."""
     if resume is not None:
         expect(out is None, "--out or --resume, one of them", "both")
@@ -131,14 +135,14 @@ def _asked(source: str | None, overrides: list[str], out: Path | None, resume: P
 
 
 def _with_whole_paths(config: Config) -> Config:
-    """A run finds its data again from any folder."""
+    """Make paths absolute, so that the run finds its data from any folder."""
     given = {"path": config.data.path, "dir": config.data.dir}
     whole = {name: expand_home(path).absolute() for name, path in given.items() if path is not None}
     return config.model_copy(update={"data": config.data.model_copy(update=whole)})
 
 
 def _draw(path: Path, samples: Tensor, data: Dataset, config: Config) -> None:
-    """A picture of samples, beside as many rows of the data; of a conditional model, a column for each class."""
+    """A picture of samples, beside as many rows of the data; for a conditional model, with a column for each class."""
     columns = class_columns(data.classes if getattr(config.model, "conditional", False) else None, len(samples))
     layout = Layout(data.event_shape, data.names, data.class_names, data.levels)
     picture = KINDS[data.kind].draw(samples, layout, data=data.train[: len(samples)], columns=columns)
@@ -146,7 +150,7 @@ def _draw(path: Path, samples: Tensor, data: Dataset, config: Config) -> None:
 
 
 def _drawing(config: Config, data: Dataset, run: RunFolder) -> Callable[[int, Tensor], None]:
-    """Pictures of the samples that training shows, where there is something to draw them with."""
+    """Pictures of the samples during training, if matplotlib is there to draw them."""
 
     def draw(step: int, samples: Tensor) -> None:
         with suppress(ImportError):
@@ -156,7 +160,7 @@ def _drawing(config: Config, data: Dataset, run: RunFolder) -> Callable[[int, Te
 
 
 def _conclude(run: RunFolder, data: Dataset) -> None:
-    """The best validation, a picture where there is something to draw it with, and what to do next."""
+    """Print the best validation and what to do next, and draw a picture if matplotlib is there."""
     records = run.read_metrics()
     trained = open_run(run.path)
     try:

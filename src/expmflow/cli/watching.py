@@ -1,4 +1,4 @@
-"""A training run as it is seen: a bar on a terminal, lines elsewhere, and TensorBoard's files."""
+"""The display of a training run: a bar on a terminal, lines elsewhere, and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from expmflow.training.run import RunFolder
 
 
 class Writer(Protocol):
-    """What TensorBoard offers."""
+    """The part of TensorBoard's interface that is used."""
 
     def add_scalar(self, tag: str, value: float, step: int) -> None: ...
 
@@ -37,7 +37,7 @@ class Writer(Protocol):
 
 
 class StepTime(ProgressColumn):
-    """The time of a step, over the last of them."""
+    """The time of a step, averaged over the latest."""
 
     def __init__(self) -> None:
         super().__init__(Column(no_wrap=True))
@@ -48,9 +48,9 @@ class StepTime(ProgressColumn):
 
 @contextmanager
 def watching(config: Config, run: RunFolder, before: int, unit: Unit = NATS) -> Iterator[tuple[Report, OnStep]]:
-    """What to call with each record, and after each step; `before` steps are done already.
+    """The functions to call with each record, and after each step; `before` steps are done already.
 
-    Losses are shown in the unit; files have them in nats.
+    Losses are displayed in the unit; files have them in nats.
     """
     shown, steps, writer = console(), config.train.steps, _tensorboard(run, before)
     bar = _bar(shown)
@@ -106,7 +106,7 @@ def _tensorboard(run: RunFolder, before: int) -> Writer | None:
         return None
 
     class Lazy:
-        """Makes its folder with the first number: a run that is refused leaves nothing behind."""
+        """Creates its folder with the first number, so that a refused run leaves nothing behind."""
 
         def __init__(self) -> None:
             self.writer: SummaryWriter | None = None

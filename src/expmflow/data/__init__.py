@@ -1,4 +1,4 @@
-"""Data sets, the user's own among them."""
+"""Data sets, published ones and the user's own."""
 
 from expmflow.data.dataset import Dataset, split
 from expmflow.data.errors import DataError

@@ -21,10 +21,10 @@ def read_arrays(path: Path, *, levels: int = 256) -> tuple[Tensor, Tensor | None
     """`(N, C, h, w)` images in uint8 with 1 or 3 channels, and their labels if there are any.
 
     The array is `(N, h, w)`, `(N, h, w, C)` or `(N, C, h, w)`, of integers below `levels`. If the last axis has length
-    1 or 3 it is the channels, even where the second could be, too. Of two levels it may be of bool, too.
+    1 or 3 it is the channels, even if the second could be, too. With two levels, booleans are allowed.
 
     A `.npz` file has its images under `images` or `x_train`, or has one array besides the labels; its labels are under
-    `labels` or `y_train`. Its other arrays are not read.
+    `labels` or `y_train`. Other arrays are not read.
     """
     if not path.is_file():
         raise DataError(f"Expected the file {path}; got none.")
@@ -35,7 +35,7 @@ def read_arrays(path: Path, *, levels: int = 256) -> tuple[Tensor, Tensor | None
                 images, labels = _load(file, path)
     except DataError:
         raise
-    except Exception as error:  # numpy parses the header as Python, and raises whatever that parser does
+    except Exception as error:  # numpy parses the header as Python, and raises whatever that parser raises
         reason = "Python objects, which are never loaded" if "pickle" in str(error) else first_line(error)
         raise DataError(f"Expected an array of images in {path}; got: {reason}.") from None
     rows = torch.from_numpy(_bytes(_channels_first(images, path), levels, path))

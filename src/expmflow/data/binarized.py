@@ -1,9 +1,9 @@
 """MNIST in black and white: each pixel is white with the probability of its grey level.
 
-Static: drawn once. The published files of Larochelle are read if they are there, `binarized_mnist_train.amat`,
-`…_valid` and `…_test` in the folder `binarized-mnist`; without them MNIST itself is drawn from, always with the same
-seed. Dynamic: training images are drawn anew whenever they are used, validation and test are drawn once from MNIST, as
-above, and never read from those files, of which nothing says which images of MNIST they are.
+Static: drawn once. If the folder `binarized-mnist` has the published files of Larochelle, `binarized_mnist_train.amat`,
+`…_valid` and `…_test`, they are read; otherwise MNIST itself is drawn from, always with the same seed. Dynamic:
+training images are redrawn whenever they are used. Validation and test are drawn once from MNIST, as above, and never
+read from those files, which do not say which images of MNIST they are.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def load_binarized(folder: Path | None = None, progress: Progress | None = None,
 
     Args:
         folder: as for `load_images`.
-        progress: told of downloads.
-        dynamic: whether training images are drawn anew for each step.
+        progress: called during downloads.
+        dynamic: whether training images are redrawn for each step.
     """
     static = None if dynamic else _published(folder)
     if static is not None:
@@ -70,10 +70,10 @@ def _published(folder: Path | None) -> Dataset | None:
 
 
 def read_amat(path: Path, rows: int) -> Tensor:
-    """Zeros and ones as text, a line for each image."""
+    """Zeros and ones as text, one line per image."""
     content = np.frombuffer(path.read_bytes(), np.uint8)
     digits = content[content > ord(" ")] - ord("0")
-    if len(digits) != rows * PIXELS or digits.max(initial=0) > 1:  # below "0" there are numbers beyond 1, too
+    if len(digits) != rows * PIXELS or digits.max(initial=0) > 1:  # characters below "0" become numbers beyond 1, too
         what = "other characters" if digits.max(initial=0) > 1 else f"{len(digits)} digits"
         raise DataError(f"Expected {rows:,} lines of {PIXELS} zeros and ones in {path}; got {what}.")
     return torch.from_numpy(digits.reshape(rows, 1, 28, 28).copy())

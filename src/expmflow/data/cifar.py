@@ -1,6 +1,6 @@
 """CIFAR-10, in its own binary file format.
 
-A file is 10,000 records of 3073 bytes: the label, then a 32×32 image as its red, its green and its blue plane.
+A file is 10,000 records of 3073 bytes: the label, then a 32×32 image as red, green and blue planes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_batch(path: Path, *, rows: int = ROWS, md5: str | None = None) -> tuple
 
 
 def _downloaded(progress: Progress | None) -> Path:
-    """The folder of the files in the cache, downloaded and unpacked if need be."""
+    """The folder of the files in the cache, downloaded and unpacked if necessary."""
     cache = cache_folder()
     place = cache / FOLDER
     if all((place / name).is_file() and (place / name).stat().st_size == ROWS * RECORD for name in FILES):
@@ -89,7 +89,7 @@ def _downloaded(progress: Progress | None) -> Path:
 
 
 def unpack(archive: Path, place: Path) -> None:
-    """Write the six files to `place`; each appears under its name when it is complete."""
+    """Write the six files to `place`; each gets its name when it is complete."""
     place.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=place) as unfinished:
         for name in FILES:

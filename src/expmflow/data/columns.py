@@ -1,4 +1,4 @@
-"""Columns of a table that a density can be learned of, and those that it cannot."""
+"""Which columns of a table have a density that can be learned, and which have not."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 from expmflow.data.errors import DataError, list_setting
 
 log = logging.getLogger(__name__)
-SAME = 1 - 1e-10  # a correlation that leaves nothing of its own
-DETERMINED = 1e-10  # a variance, of standardised columns, that leaves nothing of its own
+SAME = 1 - 1e-10  # a correlation so high that one column is a copy
+DETERMINED = 1e-10  # a variance, of standardised columns, so small that the others determine the column
 FEWEST_ROWS = 2
-ROUNDING = 4e-15  # relative to the largest value: a spread that comes of rounding in float64
-REPEATED = 0.05  # the share of rows with one value beyond which it is no accident
-OFTEN = 0.95  # the share beyond which the other values are too few to be learned
+ROUNDING = 4e-15  # relative to the largest value: a spread that comes from rounding in float64
+REPEATED = 0.05  # the share of rows with one value above which this is no accident
+OFTEN = 0.95  # the share above which the other values are too few to learn
 FINE, COARSE = 0.01, 0.1  # of the standard deviation: the least width of cells, and one that most values are wider than
 
 
 def integer_columns(rows: Tensor) -> tuple[int, ...]:
-    """The places of the columns that hold whole numbers only."""
+    """The indices of the columns that hold only whole numbers."""
     whole = (rows == rows.round()).all(0) & (rows.abs() < 2**52).all(0)
     return tuple(int(k) for k in whole.nonzero().flatten())
 
 
 def repeated_values(rows: Tensor) -> tuple[tuple[int, float], ...]:
-    """Places of other columns in which one value repeats, each with the width of the cells that values are known up to.
+    """Indices of other columns in which one value repeats, each with the width of the cells of its values.
 
-    That is the smallest difference of two values, as of ratings in halves, or a hundredth of the standard deviation
-    where values come closer than that, as those of days with rain among many without.
+    The width is the smallest difference of two values, as of ratings in halves, or a hundredth of the standard
+    deviation if values come closer than that, such as amounts of rain among many days without.
     """
     whole, found = integer_columns(rows), []
     for k in set(range(rows.shape[1])) - set(whole):
@@ -42,17 +42,17 @@ def repeated_values(rows: Tensor) -> tuple[tuple[int, float], ...]:
 
 
 def leave_out(names: Sequence[str]) -> str:
-    """What to do about columns of a file."""
+    """Advice about columns of a file."""
     return f"Leave them out: {list_setting('data.drop', names)}."
 
 
 def check_columns(
     rows: Tensor, names: Sequence[str], source: str, advice: Callable[[Sequence[str]], str] = leave_out
 ) -> None:
-    """Raise `DataError` for columns of training rows that have no density, by name and with what to do about them.
+    """Raise `DataError` for columns of training rows that have no density, by name and with advice.
 
-    Constant ones, those of one value in nearly all rows and of any other in the rest, and copies of others up to scale
-    and offset. A warning names columns that determine each other.
+    These are constant columns, columns with one value in nearly all rows and others in the rest, and copies of other
+    columns up to scale and offset. A warning names columns that determine each other.
     """
     if len(rows) < FEWEST_ROWS:
         raise DataError(f"Expected at least {FEWEST_ROWS} rows for training in {source}; got {len(rows)}.")
@@ -101,7 +101,7 @@ def _refuse_atoms(rows: Tensor, names: Sequence[str], source: str, advice: Calla
 
 def _warn_of_dependence(correlation: Tensor, count: int, names: Sequence[str], source: str) -> None:
     if count <= correlation.shape[0] + 1:
-        return  # so few rows determine each other anyhow
+        return  # so few rows determine each other anyway
     values, vectors = torch.linalg.eigh(correlation)
     if float(values[0]) < DETERMINED:
         involved = [name for name, weight in zip(names, vectors[:, 0].abs(), strict=True) if float(weight) > 0.05]

@@ -1,4 +1,4 @@
-"""What training needs of a data set."""
+"""The data set that training needs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Dataset:
     Args:
         train, validation, test: floats, or integers from 0 to `levels` − 1.
         labels: the classes of the rows of the three, in int64; None if there are none.
-        classes: how many classes there are; 0 if there are none.
+        classes: the number of classes; 0 if there are none.
         levels: the grey levels of integer rows.
-        names: what the entries of a row are called, if they have names (the columns of a table).
-        class_names: what the classes are called, if they have names.
-        kind: what the rows are, a name in `expmflow.data.kinds`; their shape alone does not tell.
-        integers: of a table, the columns of whole numbers; None for rows that a model takes as they are.
-        cells: of a table, other columns whose values repeat, each with the width of what they are known up to.
+        names: the names of a row's entries, if they have any (the columns of a table).
+        class_names: the names of the classes, if they have any.
+        kind: the kind of the rows, a name in `expmflow.data.kinds`; their shape alone does not tell.
+        integers: for a table, the columns of whole numbers; None for rows that a model takes unchanged.
+        cells: for a table, other columns with repeated values, each with the width of its cells.
         has_edges: whether rows are graphs that hold their own edges beside the features of nodes.
-        draw: new rows for each training step, out of a number and a generator, in place of those of `train`.
+        draw: draws new rows for each training step, from a number and a generator, instead of those of `train`.
     """
 
     train: Tensor
@@ -50,11 +50,11 @@ class Dataset:
         return tuple(self.train.shape[1:])
 
     def class_name(self, k: int) -> str:
-        """What to call class k: its number, if it has no name."""
+        """The name of class k; its number, if it has no name."""
         return self.class_names[k] if self.class_names else str(k)
 
     def digest(self) -> str | None:
-        """Tells these rows, in these parts, from all others; None where rows are drawn, which follow from the seed."""
+        """A checksum of these rows, in these splits; None if rows are drawn, because they follow from the seed."""
         if self.draw is not None:
             return None
         found = hashlib.sha256()
@@ -65,7 +65,7 @@ class Dataset:
 
 
 def split(rows: Tensor, validation: float, test: float) -> Dataset:
-    """The last rows are the test, those before them validation; at least one row stays for training."""
+    """The last rows are the test, those before them validation; at least one row is left for training."""
     tested, validated = int(len(rows) * test), int(len(rows) * validation)
     rest = len(rows) - tested - validated
     expect(

@@ -1,4 +1,4 @@
-"""Where the published data sets are: in the user's folder, or downloaded from their homes."""
+"""The published data sets: in the user's folder, or downloaded from their sources."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ VARIABLE = "EXPMFLOW_DATA"
 CHUNK = 1 << 16
 
 Progress = Callable[[str, int, int], None]
-"""Told of slow work: what it is, how much is done, and how much there is (0 if nobody knows)."""
+"""Called during slow work with its name, the amount done, and the total amount (0 if unknown)."""
 
 log = logging.getLogger(__name__)
 
 
 def user_folder(folder: Path | None) -> Path | None:
-    """The folder that the user keeps data in: `folder`, or EXPMFLOW_DATA, or none."""
+    """The folder where the user keeps data: `folder`, or EXPMFLOW_DATA, or None."""
     named = folder or os.environ.get(VARIABLE)
     return expand_home(Path(named)) if named else None
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: the user's cache, as the operating system has it."""
+    """Where downloads are stored: in the operating system's cache folder of the user."""
     return Path(_pooch().os_cache("expmflow"))
 
 
 def download(url: str, md5: str, to: Path, progress: Progress | None = None) -> Path:
-    """The file `to`, downloaded unless it is there already; its checksum is compared in both cases.
+    """The file `to`, downloaded unless it exists; its checksum is compared in both cases.
 
-    The file appears under its name when it is complete, so that an interrupted download leaves none.
+    The file gets its name when it is complete, so an interrupted download leaves none.
     """
     bar = None if progress is None else _Bar(to.name, progress)
     pooch = _pooch()
     try:
         downloader = pooch.HTTPDownloader(progressbar=bar or False, chunk_size=CHUNK)
         pooch.retrieve(url, f"md5:{md5}", fname=to.name, path=to.parent, downloader=downloader)
-    except (OSError, ValueError) as error:  # those of requests are OSErrors; of another checksum pooch says ValueError
+    except (OSError, ValueError) as error:  # requests raises OSErrors; pooch raises ValueError for a wrong checksum
         raise DataError(
             f"Expected to download {url}, or to find its files in the folder that data.dir or {VARIABLE} names; "
             f"got: {_reason(error)}."
@@ -51,13 +51,13 @@ def download(url: str, md5: str, to: Path, progress: Progress | None = None) -> 
 
 
 def compare(path: Path, content: bytes, md5: str) -> None:
-    """Warn unless the bytes are the published ones: numbers would not compare with those of others."""
+    """Warn unless the bytes are the published ones: results would not be comparable."""
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
         log.warning("%s differs from the published file; results on it do not compare with published ones.", path)
 
 
 class _Bar:
-    """What pooch asks of a progress bar."""
+    """The interface of a progress bar that pooch expects."""
 
     def __init__(self, name: str, progress: Progress) -> None:
         self.name, self.progress = name, progress

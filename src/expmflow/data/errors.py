@@ -1,4 +1,4 @@
-"""How the data floor refuses a file."""
+"""Errors of the data modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # that YAML takes for something else
+WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}  # strings that YAML reads as something else
 
 
 class DataError(ValueError):
@@ -14,7 +14,7 @@ class DataError(ValueError):
 
 
 def list_setting(key: str, names: Sequence[str], more: bool = False) -> str:
-    """`key=[names]` as a shell takes it, quoted where names have spaces or such.
+    """`key=[names]` in the form that a shell takes, quoted if names have spaces or other special characters.
 
     Example:
         >>> print(list_setting("data.drop", ["name", "body mass", "no"]))
@@ -30,5 +30,5 @@ def _as_yaml(name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, to be put into a sentence."""
+    """The first line of an error's message, to be put into a sentence."""
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__

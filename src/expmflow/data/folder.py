@@ -20,17 +20,17 @@ from expmflow.data.pictures import SUFFIXES, read_picture, strict_pillow
 
 log = logging.getLogger(__name__)
 MOST_THREADS = 8
-MOST_LISTED = 20  # broken files, in a message
-# images, of which none can be read here
+MOST_LISTED = 20  # the most broken files in a message
+# image formats that cannot be read here
 PHONES = (".heic", ".heif", ".avif", ".jxl", ".jp2")
 CAMERAS = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
 UNREAD = (*PHONES, *CAMERAS, ".psd", ".svg", ".tga", ".ppm", ".pgm")
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """The image files in a folder and in those below it, sorted; hidden ones are left out.
+    """The image files in a folder and its sub-folders, sorted, without hidden ones.
 
-    A warning counts images of formats that are not read.
+    A warning counts images in formats that cannot be read.
     """
     visible = sorted(_visible_files(folder))
     files = [path for path in visible if path.suffix.lower() in SUFFIXES]
@@ -47,9 +47,9 @@ def find_pictures(folder: Path) -> list[Path]:
 
 
 def folder_labels(folder: Path, paths: Sequence[Path]) -> Tensor | None:
-    """The class of each image: the place of its folder among those right below `folder`, in order.
+    """The class of each image: the index of its folder among those directly below `folder`.
 
-    None unless there are two of them at least, and every image is in one.
+    None unless there are at least two such folders, and every image is in one.
     """
     places = [path.relative_to(folder).parts[:-1] for path in paths]
     classes = sorted({place[0] for place in places if place})
@@ -67,7 +67,7 @@ def class_folders(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
 def read_pictures(
     paths: Sequence[Path], form: Form, progress: Progress | None = None, *, advice: str = ""
 ) -> list[np.ndarray]:
-    """Every file as `read_picture` has it, in order; `DataError` names all that are broken, with some `advice`."""
+    """Read every file with `read_picture`, in order; `DataError` names all broken ones, with some `advice`."""
     arrays, broken = read_whole(paths, form, progress)
     if broken and len(paths) == 1:
         raise broken[0]
@@ -79,7 +79,7 @@ def read_pictures(
 def whole_pictures(
     paths: Sequence[Path], form: Form, progress: Progress | None = None
 ) -> tuple[list[Path], list[np.ndarray]]:
-    """As `read_pictures`, without the files that are broken, which a warning names; `DataError` if all of them are."""
+    """As `read_pictures`, without broken files, which a warning names; `DataError` if all are broken."""
     whole, broken = read_whole(paths, form, progress)
     if not whole:
         raise broken[0]
@@ -89,7 +89,7 @@ def whole_pictures(
 
 
 def listed(broken: Sequence[DataError]) -> str:
-    """How many files are broken, and a line for each of them, or for the first."""
+    """How many files are broken, and a line for each, up to a limit."""
     lines = "".join(f"\n  {error}" for error in broken[:MOST_LISTED])
     more = f"\n  … and {len(broken) - MOST_LISTED} more" if len(broken) > MOST_LISTED else ""
     return f"{len(broken)} file{'s that are' if len(broken) > 1 else ' that is'} broken:{lines}{more}"
@@ -98,9 +98,9 @@ def listed(broken: Sequence[DataError]) -> str:
 def read_whole(
     paths: Sequence[Path], form: Form, progress: Progress | None = None
 ) -> tuple[dict[Path, np.ndarray], list[DataError]]:
-    """The images by their paths, in order, and what is wrong with the others.
+    """The images by their paths, in order, and the errors of the others.
 
-    Several are read at a time, as decoders leave Python's lock alone.
+    Several are read at a time, because decoders release Python's lock.
     """
 
     def read(path: Path) -> np.ndarray | DataError:
@@ -136,7 +136,7 @@ def _visible_files(folder: Path) -> list[Path]:
     seen: set[str] = set()
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
         real = os.path.realpath(place)
-        if real in seen:  # a link to where we have been
+        if real in seen:  # a link to a folder that was visited
             folders.clear()
             continue
         seen.add(real)

@@ -1,4 +1,4 @@
-"""What images are brought to: one size, one number of channels, one range of grey levels."""
+"""The form that images are brought to: one size, one number of channels, one range of grey levels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Form:
     """How an image becomes a row.
 
     Args:
-        size: the height and the width; as the image is, if not given.
-        crop: to get to `size`, cut the largest part of that shape out of the middle and scale it; otherwise the whole
-            image is squashed. Scaling is bicubic, over all pixels that a new one covers.
-        channels: "rgb" or "grey"; as the image is, if not given.
-        levels: values are below.
+        size: the height and the width; unchanged if None.
+        crop: whether to reach `size` by cutting the largest part of that shape out of the centre and scaling it;
+            otherwise the whole image is squashed. Scaling is bicubic, over all pixels that a new one covers.
+        channels: "rgb" or "grey"; unchanged if None.
+        levels: all values are below this.
     """
 
     size: tuple[int, int] | None = None
@@ -40,7 +40,7 @@ class Form:
         expect(self.levels <= 256, "data.levels of at most 256", self.levels)
 
     def apply(self, image: Image) -> np.ndarray:
-        """`(h, w)` or `(h, w, 3)` bytes of an image in mode L or RGB whose values are below `levels`."""
+        """`(h, w)` or `(h, w, 3)` bytes of an image in mode L or RGB with values below `levels`."""
         if self.channels is not None:
             image = image.convert("RGB" if self.channels == "rgb" else "L")
         if self.size is None or image.size == self.size[::-1]:
@@ -58,7 +58,7 @@ class Form:
 
 
 def pillow() -> Any:
-    """`PIL.Image`, or a sentence."""
+    """`PIL.Image`; raises with advice if it is not installed."""
     try:
         from PIL import Image
     except ImportError as error:

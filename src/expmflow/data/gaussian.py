@@ -1,4 +1,4 @@
-"""The simplest density of a table: what every model has to beat."""
+"""The Gaussian density of a table, as a baseline that every model has to beat."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-SMALLEST = 1e-6  # of a standard deviation, relative to its column's: along what hardly varies
+SMALLEST = 1e-6  # of a standard deviation, relative to that of its column, for directions that hardly vary
 
 
 def gaussian_nll(train: Tensor, rows: Tensor) -> float:
     """The mean negative log-likelihood of `rows` under the Gaussian with the mean and covariance of `train`.
 
-    Directions in which the columns hardly vary have a least standard deviation of 1e-6 of the columns'.
+    In directions in which the columns hardly vary, the standard deviation is at least 1e-6 of the columns'.
 
     Example:
         >>> x = torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0))

@@ -12,16 +12,16 @@ from torch import Tensor
 from expmflow._validation import expect, expect_count
 
 LOG_2PI = math.log(2 * math.pi)
-ANGLES = 32  # quadrature points over a quarter turn: for a periodic integrand three of them wide, exact to rounding
+ANGLES = 32  # quadrature points over a quarter turn: exact to rounding for a periodic integrand three of them wide
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """N nodes, each a unit Gaussian around a centre of its own, all orders of the centres equally likely.
+    """N nodes, each a unit Gaussian around its own centre, with all orders of the centres equally likely.
 
     Args:
         centres: `(N, 2)`.
-        turned: the whole graph is turned around the origin by a uniform random angle.
+        turned: whether the whole graph is rotated around the origin by a uniform random angle.
 
     Example:
         >>> graphs = MIXTURES["mog-4"]
@@ -55,12 +55,13 @@ class Mixture:
         return means + torch.randn(n, self.nodes, 2, generator=generator)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """`(batch,)`: the exact density, a sum over all orders, and for turned graphs an integral over the angle."""
+        """`(batch,)`: the exact density, a sum over all orders, and for rotated graphs also an integral over the
+        angle."""
         expect(self.nodes <= 6, "at most 6 nodes, for a sum over all orders", self.nodes)
         shape = (self.nodes, 2)
         expect(x.ndim == 3 and x.shape[1:] == shape, f"graphs of shape (batch, {self.nodes}, 2)", tuple(x.shape))
         centres = torch.tensor(self.centres, dtype=x.dtype)
-        if self.turned:  # the centres come back to themselves after a quarter turn: one quarter is enough
+        if self.turned:  # a quarter turn maps the centres to themselves, so one quarter is enough
             angles = torch.arange(ANGLES, dtype=x.dtype) * (math.pi / 2 / ANGLES)
             centres = centres @ _rotation(angles)
         apart = x[:, None, :, None, :] - centres.reshape(1, -1, 1, self.nodes, 2)
@@ -74,8 +75,10 @@ class Mixture:
     def entropy(self, samples: int = 20_000) -> float:
         """Nats per node. The centres are so far apart that orders do not mix; over the angle, a mean over samples.
 
-        The density does not change with the order and the angle, so one of each is enough. What the noise alone adds
-        has a known mean, except along the turn, and is taken out: the standard error is about 2e-4 at 20,000 samples.
+        The density does not depend on the order and the angle of a sample, so one of each is enough. The contribution
+        of
+        the noise, except along the rotation, has a known mean and is removed: the standard error is about 2e-4 at
+        20,000 samples.
         """
         if not self.turned:
             return 1 + LOG_2PI + math.lgamma(self.nodes + 1) / self.nodes
@@ -93,7 +96,7 @@ def _grid(values: tuple[float, ...]) -> tuple[tuple[float, float], ...]:
 
 
 def _rotation(angles: Tensor) -> Tensor:
-    """`(n, 2, 2)`, for rows of points."""
+    """`(n, 2, 2)`, for points as rows."""
     cos, sin = angles.cos(), angles.sin()
     return torch.stack([cos, sin, -sin, cos], dim=-1).reshape(-1, 2, 2)
 

@@ -34,7 +34,7 @@ SHAPES = {
     "t10k-images-idx3-ubyte": (10_000, 28, 28),
     "t10k-labels-idx1-ubyte": (10_000,),
 }
-# The md5 of each .gz file, and of what is in it.
+# The md5 of each .gz file, and of its content.
 CHECKSUMS = {
     "mnist": {
         "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
@@ -52,7 +52,8 @@ CHECKSUMS = {
 
 
 def load_mnist(name: str, folder: Path | None = None, progress: Progress | None = None) -> Dataset:
-    """`mnist` or `fashion-mnist`: first 50,000 images for training, the next 10,000 for validation, and the test."""
+    """`mnist` or `fashion-mnist`: the first 50,000 images for training, the next 10,000 for validation, and the
+    test."""
     images, labels, test_images, test_labels = (_load(name, file, folder, progress) for file in SHAPES)
     return Dataset(
         images[:-VALIDATION].unsqueeze(1),
@@ -66,7 +67,7 @@ def load_mnist(name: str, folder: Path | None = None, progress: Progress | None 
 
 
 def read_idx(path: Path, shape: tuple[int, ...], *, md5: str | None = None) -> Tensor:
-    """Bytes of a shape that is known beforehand, from a file that may be packed by gzip (`.gz`)."""
+    """Bytes of a shape that is known in advance, from a file that may be compressed by gzip (`.gz`)."""
     header = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
     size = len(header) + math.prod(shape)
     try:
@@ -83,7 +84,7 @@ def read_idx(path: Path, shape: tuple[int, ...], *, md5: str | None = None) -> T
     if md5 is not None:
         compare(path, content, md5)
     values = np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
-    return torch.from_numpy(values.copy())  # a tensor must own bytes that may be written to
+    return torch.from_numpy(values.copy())  # a copy, because tensors must be writable
 
 
 def _load(name: str, file: str, folder: Path | None, progress: Progress | None) -> Tensor:

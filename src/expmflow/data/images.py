@@ -39,20 +39,20 @@ def load_images(
     """Images in uint8 of shape `(rows, C, h, w)`, split into three.
 
     Args:
-        name: `digits`, `mnist`, `fashion-mnist`, `cifar10`, or `images`, the user's own. The first four have splits of
-            their own, which `validation` and `test` leave alone.
+        name: `digits`, `mnist`, `fashion-mnist`, `cifar10`, or `images`, the user's own. The first four have their own
+            splits, which `validation` and `test` do not change.
         generator: shuffles the rows of `images` before they are split.
         path: of `images`: a folder of image files, whose sub-folders are classes if every image is in one of at least
             two; or a `.npy` or `.npz` file, see `read_arrays`.
-        folder: where the official files are; without it the environment variable EXPMFLOW_DATA says where, and without
+        folder: the folder of the official files; by default that of the environment variable EXPMFLOW_DATA, and without
             that they are downloaded to the user's cache.
         size: the height and width to bring the user's images to; without it they must all have one size.
-        crop: whether `size` cuts a square out of the middle, or squashes the image.
-        channels: "rgb" or "grey"; without it, grey images stay grey unless there are others among them.
+        crop: whether `size` crops the centre, or squashes the image.
+        channels: "rgb" or "grey"; without it, images stay grey only if all of them are.
         levels: the grey levels of the user's images, 256 if not given.
-        skip_broken: leave out files in a folder that are no images, with a warning.
-        validation, test: the parts of the user's rows that are kept.
-        progress: told of downloads, and of images read.
+        skip_broken: skip files in a folder that are not images, with a warning.
+        validation, test: the fractions of the user's rows that are kept for each.
+        progress: called during downloads, and while images are read.
 
     Example:
         >>> data = load_images("digits", generator=torch.Generator())

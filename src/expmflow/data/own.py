@@ -23,7 +23,7 @@ ARRAYS = (".npy", ".npz")
 
 @dataclass(frozen=True)
 class OwnImages:
-    """`(rows, C, h, w)` images; their labels if there are any, and what the classes are called if they have names."""
+    """`(rows, C, h, w)` images; their labels and the names of the classes, if there are any."""
 
     rows: Tensor
     labels: Tensor | None = None
@@ -31,7 +31,7 @@ class OwnImages:
 
 
 def read_own(path: Path, form: Form, progress: Progress | None = None, *, skip_broken: bool = False) -> OwnImages:
-    """The images in a folder, a `.npy` or a `.npz` file; with `skip_broken`, files that are none are left out."""
+    """The images in a folder, a `.npy` or a `.npz` file; with `skip_broken`, without files that are not images."""
     if path.is_dir():
         paths = find_pictures(path)
         if skip_broken:
@@ -63,12 +63,11 @@ def load_image_files(
 
     Args:
         paths: image files, folders of them, `.npy` or `.npz` files.
-        event_shape: what each row must be; an image of another shape is refused, unless the options change it. Grey
-            images become RGB where that is asked for.
-        size, crop, channels, levels: as the training data was loaded with. With any `size`, images are brought to
-            `(h, w)`.
-        skip_broken: leave out files that are no images, with a warning.
-        progress: told of images read.
+        event_shape: the shape that each row must have; images of another shape are refused, unless the options change
+            it. Grey images become RGB where RGB is expected.
+        size, crop, channels, levels: as for the training data. With any `size`, images are brought to `(h, w)`.
+        skip_broken: skip files that are not images, with a warning.
+        progress: called while images are read.
     """
     expect(len(event_shape) == 3 and event_shape[0] in (1, 3), "an event shape (1 or 3, h, w)", tuple(event_shape))
     expect(len(paths) > 0, "at least one file or folder of images", "none")
@@ -111,7 +110,7 @@ def _expanded(path: Path) -> list[Path]:
 
 
 def _formed(rows: Tensor, form: Form) -> list[np.ndarray]:
-    """Each row as `Form.apply` has it."""
+    """Each row after `Form.apply`."""
     values = rows.squeeze(1).numpy() if rows.shape[1] == 1 else rows.permute(0, 2, 3, 1).contiguous().numpy()
     if form.size in (None, tuple(rows.shape[2:])) and form.channels is None:
         return list(values)

@@ -29,15 +29,16 @@ class OwnGraphs:
 def read_graphs(path: Path, nodes: int = 1) -> OwnGraphs:
     """The undirected graphs in a `.npz` file, or in a folder with `nodes.csv` and `edges.csv`.
 
-    Nodes may have no edges, and edges may lead from a node to itself; an edge that is listed twice is one edge.
+    Nodes may have no edges, and self-loops are allowed; an edge that is listed twice is one edge.
 
-    The file has `x`, the features of all nodes `(nodes, F)`, one graph after the other; `edge_index`, pairs of places
-    in it, `(2, edges)`; and `sizes`, the number of nodes of each graph. The tables have columns `graph`, `node` and the
-    features, a line for each node, and `graph`, `node`, `other`, a line for each edge, which counts in both directions.
+    The file has `x`, the features of all nodes `(nodes, F)`, one graph after the other; `edge_index`, pairs of rows of
+    `x`, `(2, edges)`; and `sizes`, the number of nodes of each graph. The tables have columns `graph`, `node` and the
+    features, with a line for each node, and `graph`, `node`, `other`, with a line for each edge, which counts in both
+    directions.
 
     Args:
         path: the file or the folder.
-        nodes: N is at least this, and the size of the largest graph.
+        nodes: the smallest N; larger if the largest graph is.
     """
     if path.is_dir():
         x, edges, sizes, names = _tables(path)
@@ -86,7 +87,7 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             x, edges, sizes = (np.asarray(loaded[name]) for name in ARRAYS)
     except DataError:
         raise
-    except Exception as error:  # numpy parses headers as Python, and raises whatever that parser does
+    except Exception as error:  # numpy parses headers as Python, and raises whatever that parser raises
         raise DataError(f"Expected graphs in {path}; got: {_reason(error)}.") from None
     if x.ndim != 2 or x.dtype.kind not in "fiu" or 0 in x.shape:
         raise DataError(f"Expected finite features (nodes, F) in x of {path}; got {x.dtype} of shape {x.shape}.")
@@ -101,7 +102,7 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise DataError(f"Expected at least one node in each graph of {path}; got sizes[{least}] = {sizes[least]}.")
     if edges.ndim != 2 or edges.shape[0] != 2 or (edges.size and edges.dtype.kind not in "iu"):
         raise DataError(f"Expected edge_index of shape (2, edges) in {path}; got {edges.dtype} of shape {edges.shape}.")
-    edges = edges.astype(np.int64)  # none at all are floats, if nobody says otherwise
+    edges = edges.astype(np.int64)  # an empty array is float by default
     _check_edges(edges, sizes, path)
     return x.astype(np.float64), edges, sizes.astype(np.int64)
 
@@ -120,7 +121,7 @@ def _reason(error: Exception) -> str:
 
 
 def _edges(path: Path) -> Table:
-    """A line of names alone says that there are no edges; a file that is missing may be a slip."""
+    """The edges of a table; a header line alone means that there are none, but a missing file may be a slip."""
     if not path.is_file() or any(line.strip() for line in path.read_text("utf-8", "replace").splitlines()[1:]):
         return load_table(path, droppable=False)
     return Table(path, torch.zeros(0, 3, dtype=torch.float64), ("graph", "node", "other"))

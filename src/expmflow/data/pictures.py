@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # others may start programs
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # other formats may start programs
 ORIENTATION = 0x0112
 
 
 def read_picture(path: Path, form: Form) -> np.ndarray:
     """`(h, w)` or `(h, w, 3)` bytes of an image file.
 
-    The image is turned as its EXIF data says and put on white where it is transparent. Palettes and other colour spaces
-    become RGB. 16-bit grey levels are scaled to 8 bits, by the whole range of 16 bits; floats and 32-bit integers are
-    refused. Of an animation or of several pages, the first is taken.
+    The image is rotated by its EXIF data, and transparent parts become white. Palettes and other colour spaces become
+    RGB. 16-bit grey levels are scaled to 8 bits, by the whole range of 16 bits; floats and 32-bit integers are refused.
+    Of an animation or of several pages, the first is taken.
     """
     image_module = pillow()
-    if not path.is_file():  # to open a pipe would be to wait for somebody to write
+    if not path.is_file():  # opening a pipe would wait for a writer
         raise DataError(f"Expected an image in {path}; got no regular file.")
     try:
         with image_module.open(path, formats=FORMATS) as image:
@@ -45,15 +45,15 @@ def read_picture(path: Path, form: Form) -> np.ndarray:
     except (image_module.DecompressionBombError, image_module.DecompressionBombWarning):
         most = image_module.MAX_IMAGE_PIXELS
         raise DataError(f"Expected an image of at most {most} pixels in {path}; got a larger one.") from None
-    except Exception as error:  # decoders meet damaged files with errors of every kind
+    except Exception as error:  # decoders raise errors of every kind for damaged files
         raise DataError(f"Expected a whole image in {path}; got: {first_line(error)}.") from None
 
 
 @contextmanager
 def strict_pillow() -> Iterator[None]:
-    """Images with too many pixels are errors, and other warnings are of no interest to the user.
+    """A context in which images with too many pixels are errors, and other warnings are silenced.
 
-    Warnings belong to the whole process, so this is entered once, around all threads.
+    Warning filters are global to the process, so this is entered once, around all threads.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -77,7 +77,7 @@ def _turned(image: Image) -> Image:
 
 
 def _plain(image: Image, path: Path) -> Image:
-    """In mode L or RGB."""
+    """The image in mode L or RGB."""
     image.load()
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # as older Pillows open them
         nearest = ((np.arange(65536) + 128) // 257).astype(np.uint8)

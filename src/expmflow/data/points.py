@@ -11,7 +11,7 @@ from expmflow._validation import expect_count
 
 
 def two_moons(samples: int, generator: torch.Generator, *, noise: float = 0.1) -> Tensor:
-    """`(samples, 2)`: two half circles that reach into each other, with Gaussian noise.
+    """`(samples, 2)`: two interleaved half circles, with Gaussian noise.
 
     Example:
         >>> two_moons(4, torch.Generator().manual_seed(0)).shape

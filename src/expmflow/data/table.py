@@ -18,12 +18,12 @@ from torch import Tensor
 from expmflow.data.errors import DataError, first_line, list_setting
 
 log = logging.getLogger(__name__)
-LARGEST_TABLE = 2**38  # bytes; no machine holds the numbers of a larger one
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files say that there is no number
+LARGEST_TABLE = 2**38  # bytes; no machine holds a larger table
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files mark missing numbers
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-MARKS = ";\t,"  # between entries; the comma last, as it also stands in numbers and in names
-OTHER_MARKS = "| "  # which are used only if the user says so
-MOST_LISTED = 8  # columns, in a message
+MARKS = ";\t,"  # between entries; the comma last, because it also occurs in numbers and names
+OTHER_MARKS = "| "  # used only if the user asks for them
+MOST_LISTED = 8  # the most columns in a message
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Table:
     names: tuple[str, ...] = ()
 
     def arranged(self, names: Sequence[str]) -> Tensor:
-        """The rows with the columns that are asked for, in that order; by position if either side has no names."""
+        """The rows with the requested columns, in that order; by position if either side has no names."""
         if not self.names or not names:
             return self.rows
         places = {name: k for k, name in enumerate(self.names)}
@@ -58,15 +58,15 @@ def load_table(
 ) -> Table:
     """The rows of a `.npy` or `.csv` file.
 
-    A CSV file may start with one line of names, one for each column; a warning tells of names that are numbers. Every
-    entry has to be a finite number; what is none is named with its column.
+    A CSV file may start with one line of names, one for each column; names that are numbers cause a warning. Every
+    entry has to be a finite number; an error names the columns of those that are not.
 
     Args:
         path: the file.
         columns: the columns to take, in this order; all if not given. Without names, they are x1, x2, ….
         drop: columns to leave out.
-        separator: what stands between the entries of a line; if not given, a semicolon, a tab or a comma, whichever
-            cuts the first two lines into as many entries.
+        separator: the character between the entries of a line; if not given, a semicolon, a tab or a comma, whichever
+            splits the first two lines into the same number of entries.
         droppable: whether messages may advise to leave columns out by `data.drop`.
     """
     table, faults = inspect_table(path, columns=columns, drop=drop, separator=separator, droppable=droppable)
@@ -83,7 +83,8 @@ def inspect_table(
     separator: str | None = None,
     droppable: bool = True,
 ) -> tuple[Table, list[str]]:
-    """As `load_table`, with NaN where there is no finite number, and a sentence for each reason to refuse the table."""
+    """As `load_table`, with NaN for entries that are not finite numbers, and a message for each reason to refuse the
+    table."""
     readers = {".npy": _read_npy, ".csv": lambda path: _read_csv(path, separator)}
     suffix = path.suffix.lower()
     if suffix not in readers:
@@ -114,9 +115,9 @@ def inspect_table(
 
 
 def _chosen(names: Sequence[str], width: int, columns: Sequence[str], drop: Sequence[str], path: Path) -> list[int]:
-    """The places of the columns that are asked for."""
+    """The indices of the requested columns."""
     places = {name: k for k, name in enumerate(names or [f"x{k + 1}" for k in range(width)])}
-    if not names and len(columns) == width:  # a file without names, of these columns alone
+    if not names and len(columns) == width:  # a file without names, with only these columns
         return list(range(width))
     missing = [name for name in (*columns, *drop) if name not in places]
     if missing:
@@ -130,7 +131,7 @@ def _chosen(names: Sequence[str], width: int, columns: Sequence[str], drop: Sequ
 def _numbers(
     cells: np.ndarray, names: Sequence[str], lines: Sequence[int], path: Path, droppable: bool
 ) -> tuple[np.ndarray, list[str]]:
-    """Cells as float64; a sentence names every column that holds something else, with what it holds."""
+    """Cells as float64; an error names every column with something else, and shows it."""
     values = np.empty(cells.shape, dtype=np.float64)
     faults, columns = [], []
     for k, name in enumerate(names):
@@ -181,7 +182,7 @@ def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...], list[int]]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy repairs some headers
             values = np.load(path, allow_pickle=False)
-    except Exception as error:  # numpy parses the header as Python, and raises whatever that parser does
+    except Exception as error:  # numpy parses the header as Python, and raises whatever that parser raises
         raise DataError(f"Expected an array of numbers in {path}; got: {first_line(error)}.") from None
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise DataError(f"Expected real numbers in {path}; got {getattr(values, 'dtype', type(values).__name__)}.")
@@ -189,7 +190,7 @@ def _read_npy(path: Path) -> tuple[np.ndarray, tuple[str, ...], list[int]]:
 
 
 def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str, ...], list[int]]:
-    """The cells as text, the names of the columns, and the lines that the rows stand in."""
+    """The cells as text, the names of the columns, and the line numbers of the rows."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = [file.readline(), file.readline()]
@@ -221,9 +222,9 @@ def _read_csv(path: Path, separator: str | None) -> tuple[np.ndarray, tuple[str,
 
 
 def _mark(first: Sequence[str]) -> str:
-    """What stands between the entries of the first two lines.
+    """The separator of the first two lines.
 
-    It cuts both into as many of them, and leaves commas within numbers alone.
+    It splits both into the same number of entries, and does not split numbers with commas.
     """
     for mark in MARKS:
         rows = [row for row in csv.reader(first, delimiter=mark) if any(map(str.strip, row))]
@@ -234,10 +235,11 @@ def _mark(first: Sequence[str]) -> str:
 
 
 def _are_names(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line has the names of the columns: words, and with them or alone whole numbers.
+    """Whether the first line is a header: words, with or without whole numbers among them, or certain whole numbers
+    alone.
 
-    Those are years above fractions, or the 0, 1, 2, … that pandas writes for columns without names, with nothing above
-    the numbers of rows. Other lines with some numbers in them are rows.
+    These are years above fractions, or the 0, 1, 2, … that pandas writes for unnamed columns, with nothing above the
+    numbers of rows. Other lines with some numbers in them are rows.
     """
     numbers = [k for k, cell in enumerate(first) if _is_number(cell)]
     cells = [cell.strip() for cell in first]
@@ -252,13 +254,13 @@ def _are_names(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
 
 
 def _is_fraction(cell: str) -> bool:
-    """Whether it is a number that is not written as a whole one, or there is none."""
+    """Whether the cell is a number that is not written as a whole one, or a missing number."""
     text = cell.strip()
     return text.lower() in MISSING or (_is_number(text) and not text.lstrip("+-").isdecimal())
 
 
 def _names(header: Sequence[str], width: int, path: Path) -> tuple[str, ...]:
-    """One for each column; a column that has none is called by its place, but for a first one alone among others."""
+    """A name for each column; an unnamed one is called by its place, except for a first one among named ones."""
     if header and len(header) != width:
         raise DataError(f"Expected {width} names in {path}, as there are columns; got {len(header)}.")
     names = tuple(" ".join(name.split()) or f"x{k + 1}" for k, name in enumerate(header))
@@ -273,7 +275,7 @@ def _is_number(cell: str) -> bool:
         float(cell)
     except ValueError:
         return False
-    return "_" not in cell  # Python's own way of writing large numbers
+    return "_" not in cell  # underscores are Python's own notation for large numbers
 
 
 def _number(cell: str) -> float:

@@ -1,4 +1,4 @@
-"""Lower bounds on a log-likelihood, and its unit."""
+"""Lower bounds on a log-likelihood, and bits per dimension."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expmflow._validation import expect, expect_count
 
 
 def bits_per_dim(log_prob: Tensor, event_shape: Sequence[int]) -> Tensor:
-    """−log₂ p / d for `log_prob` in nats of discrete data, d the number of entries of an event.
+    """−log₂ p / d for a `log_prob` in nats of discrete data, with d the number of entries of an event.
 
     Example:
         >>> bits_per_dim(torch.tensor(-8.0) * math.log(2), (2, 2))
@@ -24,24 +24,24 @@ def bits_per_dim(log_prob: Tensor, event_shape: Sequence[int]) -> Tensor:
 
 
 def elbo(log_weights: Tensor) -> Tensor:
-    """The evidence lower bound: the mean over the samples of log weights log p(x, u) − log q(u | x)."""
+    """The evidence lower bound: the mean over samples of the log weights log p(x, u) − log q(u | x)."""
     _check(log_weights)
     return log_weights.mean(0)
 
 
 def importance_weighted(log_weights: Tensor) -> Tensor:
-    """log of the mean weight: tighter than the ELBO, and tighter with more samples (Burda et al., 2016)."""
+    """The logarithm of the mean weight: tighter than the ELBO, and tighter with more samples (Burda et al., 2016)."""
     _check(log_weights)
     return torch.logsumexp(log_weights, 0) - math.log(log_weights.shape[0])
 
 
 def estimate_log_weights(sample: Callable[[int], Tensor], samples: int, *, chunk: int = 16) -> Tensor:
-    """`(samples, batch)` log weights, at most `chunk` samples of the batch at a time, without gradients.
+    """`(samples, batch)` log weights, computed at most `chunk` samples at a time, without gradients.
 
     Args:
         sample: given k, returns k independent log weights for each row, `(k, batch)`.
-        samples: how many in all.
-        chunk: how many at once.
+        samples: the total number.
+        chunk: the number at a time.
     """
     expect_count(samples, "samples")
     expect_count(chunk, "chunk")

@@ -25,7 +25,7 @@ class Dequantizer(nn.Module, ABC):
     """The density q(u | x) of the noise that fills the gaps between integers."""
 
     noise: ClassVar[NoiseKind]
-    """What its random numbers are made of."""
+    """The kind of random numbers that it takes."""
 
     @abstractmethod
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -47,10 +47,10 @@ class UniformDequantization(Dequantizer):
 
 @final
 class VariationalDequantization(Dequantizer):
-    """u = sigmoid(flow⁻¹(ε; context(x))): a conditional flow, learned beside the model (Ho et al., 2019).
+    """u = sigmoid(flow⁻¹(ε; context(x))): a conditional flow, trained with the model (Ho et al., 2019).
 
     Args:
-        transform: the conditional flow, u's logit to noise, whose context is the output of `context`.
+        transform: the conditional flow, from the logit of u to noise; its context is the output of `context`.
         context: a network from the image, scaled to [−½, ½), to the context: `(batch, C, h, w)` to `(batch, K, h, w)`.
     """
 
@@ -71,7 +71,7 @@ class VariationalDequantization(Dequantizer):
 
 @final
 class DequantizedFlow(Density):
-    """A density of integers, made of a flow over [0, 1) and a dequantizer.
+    """A density of integers: a flow over [0, 1) and a dequantizer.
 
     Args:
         flow: the continuous density, of y − ½.
@@ -118,7 +118,7 @@ class DequantizedFlow(Density):
 
     @torch.no_grad()
     def round_trip_error(self, x: Tensor, context: Any = None) -> Tensor:
-        """In grey levels: of the middle of the interval that each integer stands for."""
+        """In grey levels, for the midpoint of the interval that each integer stands for."""
         middle = (x.to(self._dtype) + 0.5) / self.levels - 0.5
         return self.levels * self.flow.round_trip_error(middle, context)
 
@@ -138,7 +138,7 @@ class DequantizedFlow(Density):
         noise: Noise = None,
         per_row: int | None = None,
     ) -> Tensor:
-        """Integers `(n, *event)`; with `per_row`, `(n, per_row, *event)`, as of a flow."""
+        """Integers `(n, *event)`; with `per_row`, `(n, per_row, *event)`, as for a flow."""
         y = self.flow.sample(n, context, temperature=temperature, noise=noise, per_row=per_row) + 0.5
         return (y * self.levels).floor().clamp(0, self.levels - 1).to(torch.int64)
 

@@ -21,7 +21,7 @@ CONTAINERS = (*LISTS, Flipped, Inverse, Split)
 
 
 def description(transform: Transform, x: Tensor, context: Any = None) -> str:
-    """A line for each layer that `x` runs through, in the order in which it does; containers are left out."""
+    """A line for each layer that `x` passes through, in that order, without containers."""
     shapes: dict[Transform, tuple[int, ...]] = {}
 
     def note(layer: Transform, received: Tensor, out: Tensor, logdet: Tensor) -> None:
@@ -44,7 +44,7 @@ def description(transform: Transform, x: Tensor, context: Any = None) -> str:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Weights that a mask keeps at zero are not counted, nor the unused halves of triangular factors."""
+    """The number of parameters, without masked weights and the unused halves of triangular factors."""
     total = sum(p.numel() for p in module.parameters())
     for part in module.modules():
         if isinstance(part, Mask):
@@ -55,20 +55,20 @@ def count_parameters(module: nn.Module) -> int:
 
 
 def empty_context(module: nn.Module) -> Tensor | None:
-    """Zeros in the place of the context, if a network in the model wants one."""
+    """Zeros instead of a context, if a network in the model needs one."""
     wanted = max((getattr(part, "context_channels", 0) for part in module.modules()), default=0)
     return torch.zeros(1, wanted) if wanted else None
 
 
 def _layers(transform: Transform, name: str = "", backwards: bool = False) -> Iterator[tuple[str, Transform, bool]]:
-    """Names, layers, and whether they run backwards."""
+    """Names, layers, and whether each layer runs backwards."""
     if not isinstance(transform, CONTAINERS):
         yield name, transform, backwards
         return
     parts = list(transform.named_children()) if not isinstance(transform, LISTS) else []
     if isinstance(transform, LISTS):
         parts = [(str(k), layer) for k, layer in enumerate(transform)]
-    if isinstance(transform, Split):  # the half that leaves is explained first
+    if isinstance(transform, Split):  # the prior sees the second half first
         parts.reverse()
     turned = backwards != isinstance(transform, Inverse)
     for key, part in parts:

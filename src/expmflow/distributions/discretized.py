@@ -18,23 +18,23 @@ LEAST_LOG_SCALE = -7.0
 
 @final
 class LogisticMixture(Likelihood):
-    """At each point one mixture for all colours, and within a component each colour depends on those before it.
+    """At each point one mixture for all colours; within a component each colour depends on those before it.
 
-    With the levels scaled to [−1, 1], the mean of colour c is μ_c + Σ_{b<c} tanh(k_cb) x_b, and the probability of a
-    level is what a logistic density has within half a level of it; the first and the last level have all that lies
-    beyond. So the levels have a probability of 1 together, exactly. The logarithm is
+    With the levels scaled to [−1, 1], the mean of colour c is μ_c + Σ_{b<c} tanh(k_cb) x_b. The probability of a level
+    is the mass of a logistic density within half a level of it; the first and the last level also get the tails. So the
+    probabilities of the levels sum to 1 exactly. The logarithm is
 
         log(σ(b) − σ(a)) = log σ(b) + log σ(−a) + log(1 − e^(a − b)),
 
     for the two ends a < b of a level, which neither cancels nor underflows.
 
-    `params` has for each point, along axis 1: logits of the components, then for each colour means, then logarithms of
-    the scales (at least −7), then the coefficients k of each pair of colours; each for all components.
+    `params` has for each point, along axis 1: the logits of the components, then for each colour the means, then the
+    log scales (at least −7), then the coefficients k of each pair of colours; each for all components.
 
     Args:
         channels: colours C.
         components: K of each mixture. The network gives K (1 + 2 C + C (C − 1)/2) channels: 100 for ten and RGB.
-        levels: of each colour.
+        levels: the number of levels of each colour.
 
     Example:
         >>> likelihood = LogisticMixture(3, components=10)
@@ -65,9 +65,10 @@ class LogisticMixture(Likelihood):
         return self.channels
 
     def initial_params(self) -> Tensor:
-        """`(param_channels,)`: components side by side over all levels, alike for all colours; a network's first bias.
+        """`(param_channels,)`, for the first bias of a network: components spread over all levels, alike for all
+        colours.
 
-        From zeros, one broad component on top of the other, training would take hundreds of steps to get there.
+        From zeros, with broad components on top of each other, training would take hundreds of steps to get there.
         """
         c, k = self.channels, self.components
         params = torch.zeros(self.param_channels(c) // k, k)
@@ -88,7 +89,7 @@ class LogisticMixture(Likelihood):
         return (Draw("uniform", event_shape[1:]), Draw("uniform", event_shape))
 
     def sample(self, params: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
-        """A component of each point, then its colours one after the other."""
+        """First a component for each point, then its colours one after the other."""
         choice, inside = noise
         logits, means, log_scales, coefficients = self._parts(params)
         shares = torch.softmax(logits, 1).cumsum(1)[:, :-1]
@@ -105,7 +106,7 @@ class LogisticMixture(Likelihood):
         return torch.stack(levels, 1)
 
     def mean(self, params: Tensor) -> Tensor:
-        """Of the likeliest component, without its scale, in levels."""
+        """The mean of the likeliest component, in levels."""
         logits, means, _, coefficients = self._parts(params)
         index = logits.argmax(1, keepdim=True)
         values: list[Tensor] = []
@@ -123,7 +124,7 @@ class LogisticMixture(Likelihood):
         return logits.squeeze(1), means, log_scales.clamp_min(LEAST_LOG_SCALE), torch.tanh(coefficients)
 
     def _mean(self, c: int, means: Tensor, coefficients: Tensor, at: Tensor) -> Tensor:
-        """`(batch, K, *n)`: of colour c, given the values of the colours before it."""
+        """The means of colour c, `(batch, K, *n)`, given the values of the colours before it."""
         first = c * (c - 1) // 2
         mean = means[:, c]
         for b in range(c):
@@ -132,11 +133,11 @@ class LogisticMixture(Likelihood):
 
 
 def _log_level(distance: Tensor, log_scale: Tensor, half: float, bottom: Tensor, top: Tensor) -> Tensor:
-    """The logarithm of a logistic density's share within `half` of a level, or from there on to either end."""
+    """The log of a logistic density's mass within `half` of a level, or from there to the end of the line."""
     narrow = torch.exp(-log_scale)
     above, below = F.logsigmoid((distance + half) * narrow), F.logsigmoid((half - distance) * narrow)
     width = 2 * half * narrow
-    small = width < torch.finfo(width.dtype).eps  # 1 − e^-w is w there, also where w underflows
+    small = width < torch.finfo(width.dtype).eps  # there 1 − e^-w is w, also where w underflows
     log_width = torch.tensor(2 * half, dtype=width.dtype, device=width.device).log() - log_scale
     share = torch.where(small, log_width, torch.log(-torch.expm1(-torch.where(small, 1.0, width))))
     return torch.where(bottom, above, torch.where(top, below, above + below + share))

@@ -1,4 +1,4 @@
-"""Densities of sets: vectors whose order says nothing."""
+"""Densities of sets of vectors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from expmflow.distributions.gaussian import Base
 
 @final
 class Exchangeable(Base):
-    """A density of N vectors in any order, out of one of vectors in the order of their first features.
+    """A density of N vectors in any order, from a density of vectors sorted by their first features.
 
-    Each of the N! orders is as likely as the other, hence p(x) = q(x in order) / N!. The order itself is no loss of
-    freedom: the smallest first feature and the logarithms (softplus⁻¹) of the gaps between neighbours are free numbers,
-    and with the other features they are what `flow` is a density of. The likelihood is invariant under permutations of
-    the vectors, and exact.
+    All N! orders are equally likely, so p(x) = q(sorted x) / N!. Sorting costs no degrees of freedom: the smallest
+    first feature and the logarithms (softplus⁻¹) of the gaps between neighbours are unconstrained numbers. `flow` is a
+    density of these and the other features. The likelihood is exact, and invariant under permutations of the vectors.
 
     Args:
         nodes, features: N and the length of each vector.
-        flow: a density of `(batch, N · features)`, vector by vector.
+        flow: a density of `(batch, N · features)`, one vector after the other.
 
     Example:
         >>> sets = Exchangeable(3, 2, ef.Flow(T.Chain([]), ef.distributions.StandardNormal((6,))))
@@ -55,7 +54,7 @@ class Exchangeable(Base):
         return self.flow.log_prob(free.flatten(1)) + logdet - math.lgamma(shape[0] + 1)
 
     def noise_shape(self, context: Any) -> tuple[int, ...]:
-        """One more number for each vector: their order is that of the vectors."""
+        """One more number for each vector, by which the vectors are put in random order."""
         _refuse(context)
         return self.event_shape[0], self.event_shape[1] + 1
 
@@ -70,7 +69,7 @@ def _refuse(context: Any) -> None:
 
 
 def _free(ordered: Tensor) -> tuple[Tensor, Tensor]:
-    """Free numbers of vectors in order, `(batch, N, features)`, and the log-determinant."""
+    """The unconstrained numbers of sorted vectors, `(batch, N, features)`, and the log-determinant."""
     first = ordered[..., 0]
     gaps = first.diff(dim=1).clamp_min(torch.finfo(first.dtype).eps)
     log_share = torch.log(-torch.expm1(-gaps))

@@ -1,4 +1,4 @@
-"""Whether the parts of a flow fit each other: shapes of layers and of the base, and who takes a context."""
+"""Checks that the parts of a flow fit each other: shapes of layers and base, and whether any takes a context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRAPHS = (GraphConvExp, GraphInner, GraphNetwork)
 
 
 def fitting_shape(transform: Transform, base: Base) -> tuple[int, ...]:
-    """The shape of the data of a flow; a sentence if the layers lead from none to the shape of the base."""
+    """The data shape of a flow; raises if the layers map no shape to that of the base."""
     expect_type(
         isinstance(transform, Transform),
         "a layer, as T.Chain makes of a list of them" if isinstance(transform, list | tuple) else "a layer",
@@ -32,25 +32,25 @@ def fitting_shape(transform: Transform, base: Base) -> tuple[int, ...]:
 
 
 def takes_context(flow: nn.Module) -> bool:
-    """Whether any part looks at a context, as layers and networks from elsewhere may."""
+    """Whether any part may use a context; layers and networks from elsewhere count as if they do."""
     return any(_looks(part) for part in flow.modules())
 
 
 def _looks(part: nn.Module) -> bool:
     ours = _module(part).split(".")[0] in ("expmflow", "torch")
-    on_nodes = isinstance(part, Transform) and getattr(part, "dim", 1) == -1  # which takes the mask of a graph
+    on_nodes = isinstance(part, Transform) and getattr(part, "dim", 1) == -1  # it takes the mask of a graph
     conditioned = getattr(part, "context_channels", 0) > 0 or getattr(part, "sees_context", False)
     return not ours or on_nodes or conditioned or isinstance(part, GRAPHS)
 
 
 def _module(part: nn.Module) -> str:
-    """Where its class is from: parametrizing a weight puts a subclass before it, whose module is nobody's."""
+    """The module that defines the part's class, without the subclass that parametrized weights add."""
     cls = type(part)
     return (cls.__bases__[0] if parametrize.is_parametrized(part) else cls).__module__
 
 
 def _after(layer: Transform, event_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape after a layer, each layer inside asked about the shape that reaches it."""
+    """The shape after a layer; each layer inside is asked about the shape that reaches it."""
     if isinstance(layer, Chain | Amortized):
         for part in layer:
             event_shape = _after(part, event_shape)

@@ -1,4 +1,4 @@
-"""A flow: an invertible layer and a base density, together an exact likelihood."""
+"""A flow: an invertible layer and a base density, which together give an exact likelihood."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from expmflow.transforms.base import Transform, layer_name, unread, watching
 
 
 class NonFiniteError(RuntimeError):
-    """A likelihood, a sample or a latent came out as NaN or infinity; `layer` names where it began."""
+    """A likelihood, a sample or a latent is NaN or infinite; `layer` names where that began."""
 
     def __init__(self, message: str, layer: str) -> None:
         super().__init__(message)
@@ -30,14 +30,13 @@ class NonFiniteError(RuntimeError):
 class Flow(Density):
     """p(x) = base(f(x)) · |det df/dx| for an invertible layer f.
 
-    Calling the flow is `log_prob`, so that it trains like any module. A result that is not finite raises
-    `NonFiniteError` with the name of the first layer that produced it, in either direction; the search costs nothing
-    unless it is needed.
+    Calling the flow is `log_prob`, so it trains like any module. If a result is not finite, it raises `NonFiniteError`
+    with the name of the first layer that produced it, in either direction. The search runs only in that case.
 
     Args:
         transform: data to noise.
-        base: the density of the noise, with the shape of what the layers give; one of this package, or any
-            `torch.distributions.Distribution` without a batch, which becomes a `TorchBase`.
+        base: the density of the noise, of the shape that the layers give; a base of this package, or any
+            `torch.distributions.Distribution` with an empty batch shape, which becomes a `TorchBase`.
 
     Example:
         >>> flow = ef.Flow(T.Chain([T.ActNorm(2), T.LinearExp(2)]), ef.distributions.StandardNormal((2,)))
@@ -87,11 +86,11 @@ class Flow(Density):
         """`(n, *event)`; a context has one row per sample, or is shared by all (a graph).
 
         Args:
-            n: how many; with `per_row`, the rows of the context.
-            context: what is sampled given.
+            n: the number of samples; with `per_row`, the number of rows of the context.
+            context: the condition.
             temperature: multiplies the standard deviation of the noise.
             noise: the random numbers of `sample_draws`; with `per_row`, `n · per_row` rows of them.
-            per_row: samples for each row of the context: the result then is `(n, per_row, *event)`.
+            per_row: samples for each row of the context; the result is then `(n, per_row, *event)`.
         """
         return self.rsample(n, context, temperature=temperature, noise=noise, per_row=per_row)
 
@@ -104,7 +103,7 @@ class Flow(Density):
         noise: Noise = None,
         per_row: int | None = None,
     ) -> Tensor:
-        """As `sample`, differentiable."""
+        """As `sample`, but differentiable."""
         if per_row is not None:
             drawn = self.rsample(*self._repeated(n, context, per_row), temperature=temperature, noise=noise)
             return drawn.unflatten(0, (n, per_row))
@@ -114,7 +113,7 @@ class Flow(Density):
     def sample_and_log_prob(
         self, n: int, context: Any = None, *, noise: Tensor | None = None, per_row: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Samples and their log-likelihoods in one pass; differentiable. With `per_row`, both begin `(n, per_row)`."""
+        """Samples and their log-likelihoods in one pass; differentiable. Shapes start with `(n, per_row)` if given."""
         if per_row is not None:
             drawn = self.sample_and_log_prob(*self._repeated(n, context, per_row), noise=noise)
             x, log_prob = (part.unflatten(0, (n, per_row)) for part in drawn)
@@ -126,7 +125,7 @@ class Flow(Density):
         return x, result
 
     def encode(self, x: Tensor, context: Any = None) -> Tensor:
-        """The noise of x: all of it, factored-out latents included."""
+        """The noise of x, including factored-out latents."""
         self._for_base(context)
         z, _ = self._run(x, context, inverse=False)
         self._check((z,), x, context, inverse=False)
@@ -145,7 +144,7 @@ class Flow(Density):
         return (self.decode(self.encode(x, context), context) - x).abs().flatten(1).amax(1)
 
     def description(self) -> str:
-        """The layers: shapes, parameters (masked ones not counted), directions in closed form."""
+        """The layers: shapes, parameters (without masked ones), closed-form directions."""
         like = self.base._like
         context = empty_context(self.transform)
         table = description(
@@ -156,15 +155,15 @@ class Flow(Density):
         return f"{table}\nbase: {self.base.description()}\nparameters in all: {count_parameters(self):,}"
 
     def _repeated(self, n: int, context: Any, per_row: int) -> tuple[int, Any]:
-        """How many samples there are in all, and the context of each."""
+        """The total number of samples, and the context of each."""
         expect_count(n, "the number of rows", at_least=0)
         expect_count(per_row, "per_row")
         return n * per_row, repeat_context(context, n, per_row, axes=len(self.event_shape))
 
     def _for_base(self, context: Any) -> tuple[Any, ...]:
-        """The arguments that the base gets of the context, which is refused if no layer takes one."""
+        """The base's arguments from the context; raises if there is a context that no layer takes."""
         if context is not None and not torch.compiler.is_compiling():
-            if not self._takes_context:  # a layer may have come since
+            if not self._takes_context:  # a layer may have been added since
                 self._takes_context = takes_context(self)
             expect(self._takes_context, "no context, as no layer of the flow takes one", type(context).__name__)
         return (context,) if self.base.sees_context else ()
@@ -175,7 +174,7 @@ class Flow(Density):
         try:
             with unread():
                 return self.transform.inverse(x, context) if inverse else self.transform(x, context)
-        except (ValueError, RuntimeError):  # which a layer may raise when numbers are no numbers
+        except (ValueError, RuntimeError):  # a layer may raise on NaN
             where = self._first_not_finite(x, context, inverse)
             if where is None:
                 raise
@@ -188,7 +187,7 @@ class Flow(Density):
         raise NonFiniteError(f"Expected a finite result; got NaN or infinity, first in {where}.", where)
 
     def _first_not_finite(self, x: Tensor, context: Any, inverse: bool) -> str | None:
-        """The input, or the layer, where NaN or infinity began: run once more, looking after each layer."""
+        """The input, or the layer, where NaN or infinity began: runs the flow again and checks every layer."""
         if not _finite(x):
             return "the input"
         names = {module: name for name, module in self.named_modules()}
@@ -200,7 +199,7 @@ class Flow(Density):
 
         with torch.no_grad(), unread(), watching(look), suppress(ValueError, RuntimeError):
             self.transform.inverse(x, context) if inverse else self.transform(x, context)
-        if not culprits:  # a layer that raised was not seen: its weights may be the reason
+        if not culprits:  # a layer that raised was not recorded: its weights may be the reason
             layers = [module for module in names if isinstance(module, Transform)]
             bad = [layer for layer in layers if not _finite(*layer.parameters())]
             culprits = [layer for layer in bad if not any(part in bad for part in list(layer.modules())[1:])]

@@ -17,14 +17,14 @@ from expmflow.distributions.gaussian import Base
 
 @final
 class TorchBase(Base):
-    """A `torch.distributions.Distribution` as the base of a flow, which makes it of any that it is given.
+    """A `torch.distributions.Distribution` as the base of a flow; a flow wraps any distribution that it is given.
 
-    It draws its own random numbers, by `rsample` where the distribution has it, so that it takes neither noise nor a
-    temperature. Its parameters go where the flow goes (`to`, `double`), and are no parameters of the flow: what is to
-    be learned belongs into a base of this package, as `DiagonalGaussian`, or into a layer.
+    It draws its own random numbers, with `rsample` if the distribution has it, so it takes neither noise nor a
+    temperature. Its parameters move with the flow (`to`, `double`), but are not trained. To learn a base, use one of
+    this package, such as `DiagonalGaussian`, or a layer.
 
     Args:
-        distribution: one density, with no batch: of `(batch, *event)` it gives `(batch,)`.
+        distribution: a density with an empty batch shape: `log_prob` maps `(batch, *event)` to `(batch,)`.
 
     Example:
         >>> heavy = torch.distributions.Independent(torch.distributions.StudentT(torch.full((2,), 3.0)), 1)
@@ -59,20 +59,20 @@ class TorchBase(Base):
         raise TypeError(f"Expected a base that takes noise; got {self.description()}, which draws its own.")
 
     def draw(self, n: int) -> Tensor:
-        if n == 0:  # which some distributions cannot draw
+        if n == 0:  # some distributions cannot draw zero samples
             return self._like.new_zeros(0, *self.event_shape)  # type: ignore[operator]
         if self.distribution.has_rsample:
             return self.distribution.rsample(torch.Size((n,)))
         return self.distribution.sample(torch.Size((n,)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TorchBase:
-        """Tensors of the distribution go where those of modules go."""
+        """Moves the tensors of the distribution like those of modules."""
         super()._apply(fn, recurse)
         self.distribution = _mapped(self.distribution, fn)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchBase:
-        """As of any module; torch's own copies of distributions lose the transforms inside, as of a Gumbel."""
+        """A copy as of any module; torch's own copies of distributions lose the transforms inside, as of a Gumbel."""
         memo[id(self.distribution)] = _mapped(self.distribution, lambda tensor: copy.deepcopy(tensor, memo))
         memo[id(self)] = new = self.__new__(type(self))
         new.__dict__ = copy.deepcopy(self.__dict__, memo)
@@ -85,20 +85,20 @@ def _name(distribution: Distribution) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """All tensors inside a distribution, and inside the distributions and transforms that it is made of."""
+    """All tensors inside a distribution, including its inner distributions and transforms."""
     found: list[Tensor] = []
     _mapped(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found
 
 
 def _mapped(value: Any, fn: Callable[[Tensor], Tensor], known: dict[int, Any] | None = None) -> Any:
-    """A copy with each tensor inside changed; parts that are one remain one."""
+    """A copy with `fn` applied to each tensor inside; shared parts stay shared."""
     known = {} if known is None else known
     if isinstance(value, Tensor):
         return fn(value)
     if type(value) in (list, tuple):
         return type(value)(_mapped(part, fn, known) for part in value)
-    if isinstance(value, weakref.ref):  # from a transform to its inverse, which it makes again
+    if isinstance(value, weakref.ref):  # from a transform to its inverse, which it can rebuild
         return None
     if not isinstance(value, Distribution | torch.distributions.Transform):
         return value

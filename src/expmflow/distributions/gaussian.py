@@ -1,4 +1,4 @@
-"""Base densities: where the noise comes from."""
+"""Base densities of flows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Base(nn.Module, ABC):
     """A simple density on `(batch, *event)`."""
 
     sees_context: ClassVar[bool] = False
-    """Whether `log_prob` and `sample_shape` are told the flow's context."""
+    """Whether `log_prob` and `sample_shape` receive the flow's context."""
 
     draws_itself: ClassVar[bool] = False
-    """Whether it draws its random numbers itself, by `draw`, and takes none."""
+    """Whether it draws its random numbers itself, with `draw`, and takes none."""
 
     def __init__(self, event_shape: Sequence[int]) -> None:
         super().__init__()
         for size in event_shape:
             expect_count(size, "event_shape")
         self.event_shape = tuple(event_shape)
-        self.register_buffer("_like", torch.zeros(()), persistent=False)  # follows the module's dtype and device
+        self.register_buffer("_like", torch.zeros(()), persistent=False)  # records the module's dtype and device
 
     def description(self) -> str:
-        """What it is, for people."""
+        """A description for people."""
         return f"{type(self).__name__} of shape {' × '.join(map(str, self.event_shape))}"
 
     @abstractmethod
@@ -44,18 +44,18 @@ class Base(nn.Module, ABC):
 
     @abstractmethod
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
-        """A sample made of standard normal noise."""
+        """The sample that standard normal noise is mapped to."""
 
     def sample_shape(self, context: Any) -> tuple[int, ...]:
         """The shape of one sample."""
         return self.event_shape
 
     def noise_shape(self, context: Any) -> tuple[int, ...]:
-        """The shape of the noise that one sample is made of."""
+        """The shape of the noise of one sample."""
         return self.sample_shape(context)
 
     def draw(self, n: int) -> Tensor:
-        """`(n, *event)` of a base that draws itself."""
+        """`(n, *event)`, for a base that draws its random numbers itself."""
         raise NotImplementedError
 
     @final
@@ -92,12 +92,12 @@ class StandardNormal(Base):
 
 @final
 class Logistic(Base):
-    """Independent logistics around zero, whose tails are heavier than those of normals: log p falls linearly.
+    """Independent logistics around zero, with heavier tails than normals: log p falls linearly.
 
-    What the logarithm of F / (1 − F) makes of a variable with the distribution function F, as layers by mixtures do.
+    This is the distribution of log(F / (1 − F)) for a variable with distribution function F, as in mixture layers.
 
     Args:
-        event_shape: of the event.
+        event_shape: the shape of an event.
         scale: 1 for the standard logistic, `UNIT_VARIANCE` (√3/π) for a variance of one.
 
     Example:
@@ -124,7 +124,7 @@ class NodeNormal(Base):
     """Independent standard normals at the nodes of graphs, of any number of nodes; padding has no density.
 
     Args:
-        event_shape: `(N, features)`; N is what is sampled where no context says how many nodes there are.
+        event_shape: `(N, features)`; N is used for samples if no context gives the number of nodes.
 
     Example:
         >>> NodeNormal((4, 2)).log_prob(torch.zeros(1, 7, 2)).shape
@@ -135,7 +135,7 @@ class NodeNormal(Base):
 
     def log_prob(self, z: Tensor, context: Any = None) -> Tensor:
         density, mask = -0.5 * (z.square() + LOG_2PI), node_mask(context)
-        if mask is not None:  # a product would make NaN of padding whose square is infinite
+        if mask is not None:  # a product would turn padding whose square is infinite into NaN
             density = torch.where(mask.unsqueeze(-1), density, 0)
         return density.flatten(1).sum(1)
 

@@ -1,4 +1,4 @@
-"""Densities of data given what a network says of them: what the decoder of a VAE ends in."""
+"""Densities of data given the output of a network: the likelihoods of VAE decoders."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Likelihood(nn.Module, ABC):
     """p(x | params), entry by entry or point by point; `params` is the output of a network, `(batch, channels, *n)`."""
 
     levels: int | None = None
-    """Of a density of integers, how many there are."""
+    """The number of integer levels; None for floats."""
 
     @abstractmethod
     def param_channels(self, channels: int) -> int:
-        """How many channels the network gives for data of so many channels."""
+        """How many channels the network gives for data of `channels` channels."""
 
     @abstractmethod
     def data_channels(self, params: int) -> int:
-        """The other way around: how many channels data have for which a network gives so many."""
+        """The inverse: how many channels the data has for such `params`."""
 
     @abstractmethod
     def log_prob(self, x: Tensor, params: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def draws(self, event_shape: tuple[int, ...]) -> tuple[Draw, ...]:
-        """The random numbers that one sample is made of."""
+        """The random numbers of one sample."""
 
     @abstractmethod
     def sample(self, params: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
@@ -43,10 +43,10 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def mean(self, params: Tensor) -> Tensor:
-        """What is expected of x, for reconstructions: `(batch, *event)`, as floats."""
+        """The expectation of x, for reconstructions: `(batch, *event)`, as floats."""
 
     def scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Data as the encoder sees them: integers in [−1, 1], floats as they are."""
+        """The data as the encoder sees it: integers scaled to [−1, 1], floats unchanged."""
         if self.levels is None:
             return x
         check_levels(x, self.levels)
@@ -104,7 +104,7 @@ class Normal(Likelihood):
 
     Args:
         channels: of `(batch, channels, *n)`.
-        std: where it starts.
+        std: the initial standard deviation.
         learned: whether it is trained.
     """
 

@@ -1,4 +1,4 @@
-"""Posteriors of latent variables: a Gaussian that an encoder tells, moved by a flow."""
+"""Posteriors of latent variables: an amortised Gaussian, transformed by a flow."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from expmflow.nn.precision import raised
 from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.base import Chain, Transform
 
-_SMALL = -15.0  # where softplus is an exponential to the last digit of float32
+_SMALL = -15.0  # softplus equals exp below this, to the last digit of float32
 
 
 @final
 class AmortizedGaussian(nn.Module):
-    """Independent normals whose means and variances come with each sample; variances by softplus.
+    """Independent normals whose means and variances are given for each sample; variances by softplus.
 
     Args:
-        event_shape: of the latents: `(d,)`, or `(channels, h, w)` with means and variances at each point.
+        event_shape: that of the latents: `(d,)`, or `(channels, h, w)` with means and variances at each point.
 
     Example:
         >>> base = AmortizedGaussian((4,))
@@ -56,7 +56,7 @@ class AmortizedGaussian(nn.Module):
         return -(0.5 * (standard.square() + LOG_2PI) + log_std).flatten(1).sum(1)
 
     def moments(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and logarithms of standard deviations."""
+        """Means and log standard deviations."""
         mean, raw = params.chunk(2, dim=1)
         log_variance = torch.where(raw < _SMALL, raw, F.softplus(raw.clamp_min(_SMALL)).log())
         return mean, 0.5 * log_variance
@@ -69,18 +69,20 @@ class AmortizedGaussian(nn.Module):
 
 @final
 class FlowPosterior(nn.Module):
-    """q(z | x): a base density, moved by a flow from noise to latents.
+    """q(z | x): a base density, transformed by a flow from noise to latents.
 
-    Samples come with their log-density in one pass of the flow's `forward`, so that direction should be the closed-form
-    one; of `InverseAutoregressive` take `T.Inverse`. What q is told of x is one tensor `(batch, params_per_sample)`,
-    the output of an encoder's linear head: first what the base needs, then `context_features` for layers that take a
-    context, then what each amortised layer needs. For latents that are images it is `(batch, params_per_sample, h, w)`.
+    Samples come with their log-density in one pass of the flow's `forward`, so that should be the closed-form
+    direction; wrap `InverseAutoregressive` in `T.Inverse`. q depends on x through one tensor `(batch,
+    params_per_sample)`, the output of an encoder's linear head: first the parameters of the base, then
+    `context_features` for layers that take a context, then the parameters of each amortised layer. For latents that are
+    images it is `(batch, params_per_sample, h, w)`.
 
     Args:
         transform: noise to latents; layers with `amortized=True` take their parameters from the encoder.
-        base: `AmortizedGaussian`, or a base density of its own: `StandardNormal`, or any `torch.distributions`
-            object without a batch, which draws its random numbers itself and takes no noise.
-        context_features: of the context that layers of the flow share; 0 for none.
+        base: `AmortizedGaussian`, or a base density with its own parameters: `StandardNormal`, or any
+            `torch.distributions` object with an empty batch shape, which draws its random numbers itself and takes no
+            noise.
+        context_features: the size of the context that layers of the flow share; 0 for none.
 
     Example:
         >>> flow = T.Chain([T.HouseholderSylvester(4, 2, amortized=True) for _ in range(3)])
@@ -105,7 +107,7 @@ class FlowPosterior(nn.Module):
 
     @property
     def event_shape(self) -> tuple[int, ...]:
-        """The shape of the latents of one sample, and of the noise that they are made of."""
+        """The shape of the latents of one sample, and of their noise."""
         return self.base.event_shape
 
     @property
@@ -121,7 +123,7 @@ class FlowPosterior(nn.Module):
         """A sample z for each row, `(batch, *event)`, and log q(z | x), `(batch,)`; both differentiable.
 
         Args:
-            params: from the encoder.
+            params: the encoder's output.
             noise: standard normal, `(batch, *event)`; drawn if None.
         """
         own, rest = self._split(params)
@@ -153,8 +155,8 @@ class FlowPosterior(nn.Module):
         return start, self.base.log_prob(start)
 
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the base is told, and the flow."""
-        if torch.is_autocast_enabled(params.device.type):  # a density has no room for what is lost there
+        """The parameters of the base, and those of the flow."""
+        if torch.is_autocast_enabled(params.device.type):  # log-densities need all digits
             params = raised(params, torch.float32)
         wanted = self.params_per_sample
         fits = params.ndim == len(self.event_shape) + 1 and params.shape[1] == wanted

@@ -1,9 +1,9 @@
-"""What everything that is trained has in common: the protocol that training, evaluation and reports ask, and no more.
+"""The protocol of every trained model: all that training, evaluation and reports use.
 
 A flow knows log p(x) itself. A dequantized flow, or a VAE, knows a random number whose exponential has the mean p(x):
-its own mean lies below log p(x), and the logarithm of the mean of many such exponentials comes close to it. A flow with
-a residual layer knows log p(x) up to a random error of mean zero. What differs between them for a training loop is
-which random numbers one evaluation takes, and what the result may be called; both are asked below.
+the mean of the number itself lies below log p(x), and the logarithm of the mean of many such exponentials approaches
+it. A flow with a residual layer knows log p(x) up to a random error of mean zero. For a training loop, these differ in
+the random numbers that one evaluation takes, and in the meaning of the result; the protocol covers both.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from expmflow.transforms.base import Composite, Transform
 
 NoiseKind = Literal["uniform", "normal"]
 Noise = Tensor | Sequence[Tensor] | None
-"""One tensor `(batch, *shape)` for each `Draw`, in their order; a lone tensor stands for a sequence of one. None lets
-the density draw the numbers itself, from torch's own generator."""
+"""One tensor `(batch, *shape)` for each `Draw`, in their order; a single tensor stands for a sequence of one. If None,
+the density draws the numbers itself, from torch's own generator."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Random numbers that one row takes: of which kind, and in which shape."""
+    """The kind and shape of random numbers that one row takes."""
 
     kind: NoiseKind
     shape: tuple[int, ...]
@@ -43,13 +43,13 @@ class Draw:
 
 @dataclass(frozen=True)
 class Latents:
-    """What a density with latent variables makes of some rows, for people to look at.
+    """What the latent variables of a density reveal about some rows, for people to look at.
 
     Args:
-        rows: those that it was asked of.
-        reconstructions: what is expected of each row given its latents, as floats.
-        path: what is expected along a straight line between the latents of the first row and of the second.
-        kl: of each latent number, how many nats of each row it tells, on average.
+        rows: the rows.
+        reconstructions: the expectation of each row given its latents, as floats.
+        path: the expectations along a straight line between the latents of the first row and of the second.
+        kl: for each latent dimension, the KL divergence in nats, averaged over the rows.
     """
 
     rows: Tensor
@@ -62,12 +62,12 @@ class Density(nn.Module, ABC):
     """A density that can be trained, evaluated and sampled.
 
     Calling it gives log p(x | context), or one random sample of a lower bound on it. Rows of the batch are independent
-    of each other, in what is computed and in the noise that they take: row k of a result depends on row k of `x`, of
-    the context and of the noise alone. That is what makes results independent of batches and of processes.
+    of each other, both in the computation and in their noise: row k of a result depends only on row k of `x`, of the
+    context and of the noise. So results do not depend on batches or processes.
 
-    A new density implements `event_shape`, `forward`, `sample` and `description`. One whose result is a bound sets
-    `is_bound`; one that takes random numbers names them in `draws`, and those of a sample in `sample_draws`; one of
-    integers gives its `levels`; one whose training weighs a part of the bound sets `takes_beta`.
+    A new density implements `event_shape`, `forward`, `sample` and `description`. Optional members: `is_bound` if the
+    result is a bound, `draws` and `sample_draws` for the random numbers of likelihoods and samples, `levels` for
+    integer data, and `takes_beta` if training weighs a part of the bound.
 
     Example:
         >>> flow = ef.Flow(T.ActNorm(2), ef.distributions.StandardNormal((2,)))
@@ -77,23 +77,23 @@ class Density(nn.Module, ABC):
 
     is_bound: bool = False
     """Whether the mean over the noise lies below log p(x): an evidence lower bound. If the layers inside are exact, the
-    exponential of the result has the mean p(x), so that results are log weights of importance samples."""
+    exponential of the result has the mean p(x), so results are log weights of importance samples."""
 
     takes_double: bool = False
-    """Whether rows of floats should come in float64, whatever the dtype of the density: it standardises them itself."""
+    """Whether rows of floats should come in float64 for any dtype of the density, because it standardises them."""
 
     takes_beta: ClassVar[bool] = False
-    """Whether `forward` takes `beta`, a scalar tensor by which training weighs the Kullback-Leibler part of a bound in
-    its first steps (`optim.kl_warmup`). Where it is not given, the bound is the whole one, with a weight of 1."""
+    """Whether `forward` takes `beta`, a scalar tensor with which training weighs the Kullback-Leibler part of a bound
+    during its first steps (`optim.kl_warmup`). Without it, the weight is 1 and the bound is complete."""
 
     @property
     @abstractmethod
     def event_shape(self) -> tuple[int, ...]:
-        """The shape of one row; where rows may have several shapes, that which is sampled without a context."""
+        """The shape of one row; if rows may have several shapes, that of samples without a context."""
 
     @property
     def levels(self) -> int | None:
-        """Of a density of integers, how many there are: rows hold 0 … levels − 1. None if rows are floats."""
+        """The number of integer levels: rows hold 0 … levels − 1. None if rows are floats."""
         return None
 
     @property
@@ -103,7 +103,7 @@ class Density(nn.Module, ABC):
 
     @property
     def sample_draws(self) -> tuple[Draw, ...]:
-        """The random numbers that one sample is made of."""
+        """The random numbers that one sample takes."""
         return (Draw("normal", self.event_shape),)
 
     @property
@@ -115,12 +115,13 @@ class Density(nn.Module, ABC):
     @property
     @final
     def random_layers(self) -> tuple[str, ...]:
-        """The names of layers whose log-determinant is a random estimate: the exponential of a result is biased."""
+        """The names of layers whose log-determinant is a random estimate, which makes the exponential of a result
+        biased."""
         layers = [(name, layer) for name, layer in self.named_modules() if isinstance(layer, Transform)]
         return tuple(name for name, layer in layers if not (layer.exact_logdet or isinstance(layer, Composite)))
 
     def start_from(self, rows: Tensor) -> None:
-        """Called with the training rows, once, before training: to start from what is known of them."""
+        """Called once with the training rows, before training, to initialise from them."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
@@ -128,7 +129,7 @@ class Density(nn.Module, ABC):
 
         Args:
             x: `(batch, *event)`.
-            context: one row for each of `x`, or one for all (a graph); None for a density that has none.
+            context: one row for each of `x`, or one for all (a graph); None for an unconditional density.
             noise: the random numbers of `draws`.
         """
 
@@ -137,7 +138,7 @@ class Density(nn.Module, ABC):
         """`(n, *event)`, without gradients.
 
         Args:
-            n: how many.
+            n: the number of samples.
             context: one row for each sample, or one for all.
             temperature: multiplies the standard deviation of the noise.
             noise: the random numbers of `sample_draws`.
@@ -148,11 +149,11 @@ class Density(nn.Module, ABC):
         """The parts of the density, for people."""
 
     def round_trip_error(self, x: Tensor, context: Any = None) -> Tensor | None:
-        """The largest |x − x'| of each row, x' being x taken to the noise and back; None where there is no way back."""
+        """The largest |x − x'| of each row, with x' recovered from the noise of x; None if there is no inverse."""
         return None
 
     def latents(self, x: Tensor) -> Latents | None:
-        """What latent variables make of at least two rows; None where there are none."""
+        """The latent variables of at least two rows; None if there are none."""
         return None
 
     def __copy__(self) -> Density:
@@ -166,7 +167,7 @@ class Density(nn.Module, ABC):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For pickle and `torch.save`: refused with what to use, where torch cannot pickle constrained weights."""
+        """For pickle and `torch.save`: raises with advice if torch cannot pickle constrained weights."""
         constrained = any(parametrize.is_parametrized(module) for module in self.modules())
         better = "ef.save(flow, folder), or torch.save of flow.state_dict(), for weights under a constraint"
         expect_type(not constrained, better, "pickle")
@@ -179,7 +180,7 @@ class Density(nn.Module, ABC):
 
     @final
     def log_weights(self, x: Tensor, context: Any = None, *, samples: int, chunk: int = 16) -> Tensor:
-        """`(samples, batch)` results of independent noises, without gradients; `chunk` copies of a row at a time."""
+        """`(samples, batch)` results with independent noise, without gradients; `chunk` copies of a row at a time."""
 
         def sample(count: int) -> Tensor:
             rows = repeat_context(context, x.shape[0], count, axes=x.ndim - 1) if _per_row(context, x) else context
@@ -189,7 +190,7 @@ class Density(nn.Module, ABC):
 
     @final
     def elbo(self, x: Tensor, context: Any = None, *, samples: int = 1) -> Tensor:
-        """The mean of `samples` results for each row, `(batch,)`: of a bound, the evidence lower bound."""
+        """The mean of `samples` results for each row, `(batch,)`; for a bound, the evidence lower bound."""
         return elbo(self.log_weights(x, context, samples=samples))
 
     @final
@@ -200,7 +201,7 @@ class Density(nn.Module, ABC):
 
     @final
     def check_weighable(self, samples: int) -> None:
-        """Raise `ValueError` unless importance samples mean something: of a bound, with exact layers."""
+        """Raise `ValueError` unless importance sampling is valid: it needs a bound with exact layers."""
         expect_count(samples, "importance samples")
         expect(self.is_bound, "a density known by a bound for importance samples", "one whose likelihood needs none")
         random = self.random_layers
@@ -208,7 +209,7 @@ class Density(nn.Module, ABC):
 
 
 def given_noise(draws: Sequence[Draw], noise: Noise, rows: int, like: Tensor) -> tuple[Tensor, ...]:
-    """The noise as a tuple with a tensor for each draw, checked; drawn where none is given."""
+    """The noise as a tuple with a checked tensor for each draw; drawn if `noise` is None."""
     if noise is None:
         return tuple(draw.sample(rows, like) for draw in draws)
     given = (noise,) if isinstance(noise, Tensor) else tuple(noise)
@@ -220,7 +221,7 @@ def given_noise(draws: Sequence[Draw], noise: Noise, rows: int, like: Tensor) ->
 
 
 def lone_noise(noise: Noise) -> Tensor | None:
-    """The noise of a density with one draw, or none, as a tensor."""
+    """The noise of a density with at most one draw, as a tensor."""
     if noise is None or isinstance(noise, Tensor):
         return noise
     if len(noise) == 0:
@@ -230,10 +231,10 @@ def lone_noise(noise: Noise) -> Tensor | None:
 
 
 def repeat_context(context: Any, rows: int, times: int, *, axes: int) -> Any:
-    """Each row of a context `times` times, one after the other; a graph `(N, N)` that all rows share stays one.
+    """Each row of a context repeated `times` times in a row; a graph `(N, N)` shared by all rows stays shared.
 
-    Of a pair `(adjacency, mask)` the mask has a row for each of `rows`. Events of graphs have two `axes`, nodes and
-    features: there a square matrix is a graph.
+    In a pair `(adjacency, mask)` the mask has a row for each of `rows`. Events of graphs have two `axes`, nodes and
+    features; for them, a square matrix is a graph.
     """
     if isinstance(context, tuple):
         graph, *masks = context
@@ -246,7 +247,7 @@ def repeat_context(context: Any, rows: int, times: int, *, axes: int) -> Any:
 
 
 def is_shared_graph(context: Any, axes: int) -> bool:
-    """Whether a context of events with so many axes is one graph `(N, N)` for all rows."""
+    """Whether a context, for events with this many axes, is one graph `(N, N)` for all rows."""
     square = isinstance(context, Tensor) and context.ndim == 2 and context.shape[0] == context.shape[1]
     return square and axes == 2
 

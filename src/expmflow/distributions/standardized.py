@@ -1,4 +1,4 @@
-"""Densities of tables: columns in their own units, whole numbers among them."""
+"""Densities of tables, with columns in their own units, some of which may hold whole numbers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from expmflow.distributions.protocol import Density, Draw, Noise, given_noise
 class StandardizedFlow(Density):
     """p(x) = flow((x − mean) / scale) / Π scale, with the mean and the scale of the training rows.
 
-    They are measured once, before training, and belong to the model. The subtraction is done in float64 whatever the
-    dtype of the flow is, so that times in seconds, or other large numbers that lie close together, stay apart.
+    Mean and scale are measured once, before training, and belong to the model. The mean is subtracted in float64
+    whatever the dtype of the flow, so that large numbers that lie close together, such as times in seconds, stay apart.
 
-    Columns of whole numbers have probabilities, not densities: noise u in [0, 1) fills the gap to the next one, and
-    log P(x) ≥ E log p(x + u). Without it, a flow finds that whole numbers lie on a lattice, and its likelihood grows
-    without bound. Samples of these columns are whole numbers.
+    Columns of whole numbers have probabilities, not densities: noise u in [0, 1) fills the gap to the next number, and
+    log P(x) ≥ E log p(x + u). Without noise, a flow would learn that the numbers lie on a lattice, and its likelihood
+    would grow without bound. Samples of these columns are whole numbers.
 
-    Columns in which one value repeats (no rain on most days, ratings in halves) have no density there, either. Such a
-    value is known up to a cell: noise fills it, and E log p(x + width · u) bounds the logarithm of the mean density in
-    the cell, which no single value can make larger than 1 / width. Samples lie whole cells from the value that repeats
-    most.
+    Columns in which one value repeats (no rain on most days, ratings in halves) have no density at that value. Such a
+    value is treated as known up to a cell. Noise fills the cell, and E log p(x + width · u) bounds the logarithm of the
+    mean density in it, which no single value can make larger than 1 / width. Samples lie whole cells from the most
+    frequent value.
 
     Args:
         flow: the density of standardised vectors.
-        integers: the places of the columns of whole numbers; with any, the likelihood is a bound.
-        cells: the places of other columns whose values repeat, each with the width of its cells; a bound, too.
+        integers: the indices of the columns of whole numbers; with any, the likelihood is a bound.
+        cells: the indices of other columns with repeated values, and the widths of their cells; also a bound.
 
     Example:
         >>> flow = ef.Flow(T.Chain([]), ef.distributions.StandardNormal((2,)))
@@ -44,7 +44,7 @@ class StandardizedFlow(Density):
 
     mean: Tensor
     scale: Tensor
-    origin: Tensor  # of the cells: the value that repeats most
+    origin: Tensor  # of the cells: the most frequent value
 
     def __init__(self, flow: Flow, integers: Sequence[int] = (), cells: Sequence[tuple[int, float]] = ()) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class StandardizedFlow(Density):
 
     @torch.no_grad()
     def start_from(self, rows: Tensor) -> None:
-        x = rows.to(self.mean, copy=True)  # the caller's rows stay what they are
+        x = rows.to(self.mean, copy=True)  # do not change the caller's rows
         if self.cells:
             self.origin.copy_(x[:, self._places[len(self.integers) :]].mode(0).values)
         x[:, self._places] += x.new_tensor(self._widths) / 2  # the mean of the noise
@@ -88,12 +88,12 @@ class StandardizedFlow(Density):
         self.scale.copy_(torch.where(spread > 0, spread, 1.0))
 
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
-        """log p(x), or with noise to be filled in one sample of the lower bound on it, `(batch,)`."""
+        """log p(x), or, if there are cells or whole numbers, one sample of the lower bound on it, `(batch,)`."""
         z = self._standard(x, noise)
         return self.flow.log_prob(z, context) - self.scale.log().sum().to(z.dtype)
 
     def log_prob(self, x: Tensor, context: Any = None) -> Tensor:
-        """log p(x), `(batch,)`; of a table without whole numbers, or other values that repeat."""
+        """log p(x), `(batch,)`, for a table without whole numbers or cells."""
         got = f"columns {tuple(self._places)}"
         expect(not self.is_bound, "a table without whole numbers or repeated values for an exact likelihood", got)
         return self(x, context)
@@ -115,7 +115,7 @@ class StandardizedFlow(Density):
         return ((back - z).abs() * self.scale).amax(1)
 
     def description(self) -> str:
-        """The layers of the flow, and how many columns are whole numbers, or known up to cells."""
+        """The layers of the flow, and how many columns are whole numbers or known up to cells."""
         whole = f"; columns of whole numbers: {len(self.integers)}" if self.integers else ""
         cells = f"; columns of values that repeat: {len(self.cells)}" if self.cells else ""
         return f"{self.flow.description()}\nof columns standardised by the training rows{whole}{cells}"
@@ -135,7 +135,7 @@ class StandardizedFlow(Density):
         return self.flow.base._like.dtype  # type: ignore[return-value]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """To another device, but not to another dtype: the mean stays exact."""
+        """Moves to another device, but keeps the dtype, so that the mean stays exact."""
         exact = dict(self._buffers)
         super()._apply(fn, recurse)
         device = self.mean.device

@@ -1,4 +1,4 @@
-"""Densities of graphs that come with their own edges and numbers of nodes."""
+"""Densities of graphs whose rows contain their own edges and numbers of nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from expmflow.distributions.protocol import Density, Draw, Noise, given_noise
 
 @final
 class StructuredFlow(Density):
-    """p(features | graph) for rows that hold both: `(N, F + N + 1)`, features of nodes, A, and which nodes are real.
+    """p(features | graph) for rows `(N, F + N + 1)` of node features, adjacency, and which nodes are real.
 
-    The graph is given, not modelled: a likelihood is that of the features, and samples have the graphs of training
-    rows, chosen at random. Graphs with fewer than N nodes are padded with zeros; likelihoods are for any N.
+    The graph is given, not modelled: the likelihood is that of the features, and samples take the graphs of training
+    rows, chosen at random. Graphs with fewer than N nodes are padded with zeros; likelihoods work for any N.
 
     Args:
         flow: a density of node features `(N, F)`, whose context is a pair `(adjacency, mask)`.
-        keep: how many of the training rows' graphs are kept to sample from.
+        keep: how many of the training rows' graphs are stored for sampling.
 
     Example:
         >>> from expmflow.models import graph_flow

@@ -1,1 +1,1 @@
-"""The paper's tables, each a list of runs that can be cut and resumed."""
+"""The paper's tables, each a list of runs that resume after an interruption."""

@@ -8,7 +8,7 @@ from expmflow.experiments.images import Cell, ImageTable
 from expmflow.experiments.residual import HIDDEN, NOISE, full, laptop
 
 VARIATIONAL: dict[str, Any] = {"dequantization": NOISE["variational"]}
-TRIANGULAR = {"subflow": "sylvester-no-ar", "lipschitz": None, **VARIATIONAL}  # the paper's R and R̃ have any norm
+TRIANGULAR = {"subflow": "sylvester-no-ar", "lipschitz": None, **VARIATIONAL}  # the paper does not bound R and R̃
 CELLS = [
     Cell(
         "sylvester-variational",
@@ -46,7 +46,7 @@ ONE_UNIT = {"no-ar": {"hidden": 1}}  # per channel: the paper's R and R̃ are sq
 
 
 def sizes(hidden: dict[str, int]) -> dict[str, dict[str, Any]]:
-    """With as many hidden channels as each row needs."""
+    """The number of hidden channels that each row needs."""
     return {**ONE_UNIT, **{name: {"hidden": count} for name, count in hidden.items()}}
 
 

@@ -1,4 +1,4 @@
-"""Which row learns faster, by steps and by seconds."""
+"""Learning curves of rows, by steps and by seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DASHES = ("-", "--", ":", "-.")  # one for each seed
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], path: Path) -> None:
-    """`curves_figure` as SVG; the same rows make the same file."""
+    """`curves_figure` as SVG; the same rows give the same file."""
     import matplotlib
 
     figure = curves_figure(rows, labels)
@@ -26,7 +26,7 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], pa
 
 
 def curves_figure(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure:
-    """The validation of all rows against their steps and against the seconds of their training; the legend beside them.
+    """The validation results of all rows against their steps and against the seconds of their training.
 
     Args:
         rows: of a table of images, each with its `curve` and what a step takes.

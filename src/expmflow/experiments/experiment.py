@@ -1,4 +1,4 @@
-"""What all tables of the paper share: rows that are trained and measured one by one, and files of results."""
+"""The common part of all tables of the paper: rows that are trained and measured one by one, and results files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from expmflow.training.run import RunFolder
 TIMED_STEPS, WARM_STEPS = 24, 4
 
 Result = dict[str, Any]
-"""What came out of one row, as it stands in the results file."""
+"""The result of one row, as in the results file."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Comparison:
 
     Args:
         of: the row.
-        unit: what it is a number of.
-        paper, ours: the two; None where the paper has none.
+        unit: the unit of the numbers.
+        paper, ours: the two numbers; None if the paper has none.
         paper_error, error: their error bars, if they have any.
-        digits: to round to.
+        digits: the number of digits to round to.
     """
 
     of: str
@@ -49,10 +49,10 @@ class Row(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the row, and of its run's folder."""
+        """The name of the row, and of its run's folder."""
 
     def config(self, preset: str, threads: int | None = None) -> Config:
-        """What is trained."""
+        """The config of the training."""
 
 
 R = TypeVar("R", bound=Row)
@@ -61,16 +61,16 @@ R = TypeVar("R", bound=Row)
 class Experiment(ABC, Generic[R]):
     """A table of the paper.
 
-    A row that is trained and measured goes into `NAME.json` at once, under `rows`, in the order of the table; `NAME.md`
-    beside it is made from that file alone.
+    A row that has been trained and measured is written to `NAME.json` at once, under `rows`, in the order of the table;
+    `NAME.md` beside it is generated from that file alone.
     """
 
     name: str
     of_paper: str
-    """What it is in the paper."""
+    """Its name in the paper."""
 
     presets: Mapping[str, str]
-    """Names, and what each of them is."""
+    """Names of presets, with descriptions."""
 
     main: str = "paper"
     """The preset whose results are `NAME.json`; those of the others are `NAME-PRESET.json`."""
@@ -81,21 +81,21 @@ class Experiment(ABC, Generic[R]):
 
     @abstractmethod
     def row_name(self, result: Result) -> str:
-        """The name of the row that a result is of; `KeyError` if it does not say."""
+        """The name of the row that a result belongs to; `KeyError` if it does not say."""
 
     @abstractmethod
     def steps(self, row: R, preset: str) -> int:
-        """Steps of the optimizer that the row takes in all."""
+        """The total number of optimizer steps that the row takes."""
 
     @abstractmethod
     def train(
         self, row: R, preset: str, runs: Path, *, threads: int | None = None, device: str = "cpu", on_step: OnStep
     ) -> None:
-        """Train the row in a folder of its own below `runs`, or go on with it; alone or with other processes."""
+        """Train the row in its own folder below `runs`, or resume it; alone or with other processes."""
 
     @abstractmethod
     def measure(self, row: R, preset: str, runs: Path, folder: Path, *, device: str = "cpu") -> Result:
-        """What a trained row comes to on the test; what belongs beside the table is left in `folder`."""
+        """The test result of a trained row; writes files that belong beside the table to `folder`."""
 
     @abstractmethod
     def text(self, table: Mapping[str, Any], preset: str) -> str:
@@ -106,34 +106,34 @@ class Experiment(ABC, Generic[R]):
         """A row's result in a few words."""
 
     def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
-        """The paper's numbers beside ours, seeds averaged, from the contents of the results file."""
+        """The paper's numbers beside ours, averaged over seeds, from the contents of the results file."""
         return []
 
     def run_folder(self, row: R, runs: Path) -> Path:
-        """Where the row is trained."""
+        """The folder in which the row is trained."""
         return runs / row.name
 
     def step_time(self, row: R, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
-        """Seconds of a training step of the row, on this machine as it is now."""
+        """Seconds of a training step of the row, measured now on this machine."""
         raise ValueError(f"Expected a table whose rows say what a step takes; got {self.name}.")
 
     def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
-        """What the results file says beside its rows."""
+        """Further contents of the results file, besides its rows."""
         return {}
 
     def draw(self, table: Mapping[str, Any], path: Path) -> None:
         """The figure beside the table, if it has one."""
 
     def results_file(self, results: Path, preset: str) -> Path:
-        """Where a preset's results are."""
+        """The path of a preset's results."""
         return results / (f"{self.name}.json" if preset == self.main else f"{self.name}-{preset}.json")
 
     def command(self, row: R, preset: str) -> str:
-        """What runs this row alone."""
+        """The command that runs only this row."""
         return f"expmflow reproduce {self.name} --preset {preset} --only {row.name}"
 
     def load(self, path: Path) -> list[Result]:
-        """The rows that are there already."""
+        """The rows that are already there."""
         if not path.exists():
             return []
         try:
@@ -147,7 +147,7 @@ class Experiment(ABC, Generic[R]):
         return rows
 
     def save(self, path: Path, found: Sequence[Result], preset: str) -> None:
-        """`path` with the rows in the table's order; the Markdown and the figure beside it."""
+        """Write `path` with the rows in the table's order, and the Markdown and the figure beside it."""
         order = self._order()
         rows = sorted(found, key=lambda result: order[self.row_name(result)])
         table = {"rows": rows, **self.more(rows, path.with_suffix(""), preset)}
@@ -157,13 +157,13 @@ class Experiment(ABC, Generic[R]):
         self.draw(table, path)
 
     def _order(self) -> dict[str, int]:
-        """The place of each row of any preset."""
+        """The position of each row of any preset."""
         names = dict.fromkeys(row.name for preset in self.presets for row in self.rows(preset))
         return {name: place for place, name in enumerate(names)}
 
 
 def median_step(config: Config, device: str) -> float:
-    """Seconds of a training step on this machine as it is now: the median of a few, at the very start."""
+    """Seconds of a training step, measured now on this machine: the median of the first few steps."""
     short = {"steps": WARM_STEPS + TIMED_STEPS, "log_every": 1, "validation_rows": 1, "checkpoint_every": 10**6}
     config = config.model_copy(update={"train": config.train.model_copy(update=short)})
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +174,7 @@ def median_step(config: Config, device: str) -> float:
 
 
 def step_seconds(records: Iterable[dict[str, Any]]) -> Iterator[float]:
-    """What the steps of a run took between records, pauses left out."""
+    """The seconds per step of a run, from the differences between its records, without pauses."""
     before = 0
     for record in records:
         if "seconds_per_step" in record:

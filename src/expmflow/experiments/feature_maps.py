@@ -1,8 +1,8 @@
-"""The convolution exponential on one picture: forward, back, and how exact each was.
+"""The convolution exponential of one picture: forward, inverse, and their errors.
 
     python -m expmflow.experiments.feature_maps --out runs/feature-maps
 
-The filter is the paper's, m = [0.6, 0, −0.6]. The picture is drawn here, so nothing is downloaded. The figure shows
+The filter is the paper's, m = [0.6, 0, −0.6]. The picture is generated here, so nothing is downloaded. The figure shows
 the feature maps of the series in both directions; it needs matplotlib (the extra `report`).
 """
 
@@ -33,7 +33,7 @@ TERMS_SHOWN = 5
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the demo found; errors are relative to ‖x‖."""
+    """The results of the demo; errors are relative to ‖x‖."""
 
     x: Tensor
     z: Tensor
@@ -83,7 +83,7 @@ def edge_operator(dtype: torch.dtype = torch.float32) -> ConvOperator:
 
 
 def run(x: Tensor) -> Outcome:
-    """exp(M) x, its inverse, and both errors: what is proven of the plan and what the dense exponential shows."""
+    """exp(M) x, its inverse, and both errors: the plan's proven bound, and the distance to the dense exponential."""
     op, event_shape = edge_operator(x.dtype), x.shape[1:]
     norm_bound, log_norm_bound = op.norm_bound(event_shape), op.log_norm_bound(event_shape)
     plan = certify(op, event_shape)
@@ -99,7 +99,7 @@ def run(x: Tensor) -> Outcome:
         log_norm_bound=float(log_norm_bound),
         proven=proven,
         measured=_relative_error(z, exact_exponential(x), x),
-        # the filter is antisymmetric, so exp(M) keeps lengths: one error carried back, and one more of the same size
+        # exp(M) is orthogonal: the inverse propagates one error unchanged, and adds one of the same size
         round_trip_proven=proven * (2 + proven),
         round_trip_measured=_relative_error(back, x, x),
         logdet=float(op.trace(event_shape)),
@@ -123,7 +123,7 @@ def series_terms(op: LinearOperator, x: Tensor, count: int) -> list[Tensor]:
 
 
 def write_figure(outcome: Outcome, path: Path) -> None:
-    """As PNG."""
+    """Write the figure as PNG."""
     figure = terms_figure(outcome)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -42,7 +42,7 @@ PRESETS = {
     "best": {"steps": 6_000, "decay_every": 1_500, "test": 1_280_000},
     "clipped": {"steps": 35_000, "decay_every": 15_000, "test": 1_280_000},
 }
-CLIP = 5_000.0  # of the size that the gradients of most batches have on MoG-16
+CLIP = 5_000.0  # about the norm that gradients of most batches have on MoG-16
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Row:
 
 
 def table_rows(preset: str) -> list[Row]:
-    """The twelve cells, then the further seeds; or the best model on each of the data sets; or MoG-16, clipped."""
+    """The twelve cells, then the additional seeds; or the best model on each data set; or MoG-16 with clipping."""
     if preset == "clipped":
         return [Row("mog-16", model, 0) for model in ("gnf", "gnf-exp")]
     models = (BEST,) if preset == "best" else MODELS
@@ -102,12 +102,12 @@ def table_rows(preset: str) -> list[Row]:
 
 @functools.cache
 def entropies() -> dict[str, float]:
-    """Of the four data sets, in nats per node."""
+    """The entropies of the four data sets, in nats per node."""
     return {name: mixture.entropy() for name, mixture in MIXTURES.items()}
 
 
 def _over_seeds(found: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, list[float]]]:
-    """The cells that were run with several seeds: what the paper has, and what came out."""
+    """The cells with several seeds: the paper's numbers, and ours."""
     for data, model in dict.fromkeys((r["data"], r["model"]) for r in found):
         cell = [r for r in found if (r["data"], r["model"]) == (data, model)]
         if len(cell) > 1:
@@ -183,7 +183,7 @@ class GraphTable(Experiment[Row]):
         train(row.config(preset, threads), runs / row.name, device=device, on_step=on_step)
 
     def measure(self, row: Row, preset: str, runs: Path, folder: Path, *, device: str = "cpu") -> Result:
-        """On the test graphs; the best weights are left in `folder` as well."""
+        """Measure on the test graphs; also writes the best weights to `folder`."""
         run, weights = runs / row.name, folder / row.name
         started = time.perf_counter()
         save_pretrained(run, weights)

@@ -57,7 +57,7 @@ def _every(config: Config) -> str:
 
 
 def _rate_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Which learning rates there were to choose from."""
+    """A sentence about the learning rates that were tried."""
     tried = dict.fromkeys(rate for r in rows for rate in r["tried"])
     if not tried:
         return ""
@@ -65,7 +65,7 @@ def _rate_words(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _test_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Over how many images, from how many samples, with how many threads."""
+    """The numbers of images, samples and threads behind the results."""
     if not rows:
         return ""
     images = sorted({r["elbo_images"] for r in rows})

@@ -1,4 +1,5 @@
-"""The paper's tables of image flows on CIFAR-10: one skeleton a table, of which each row changes one layer."""
+"""The paper's tables of image flows on CIFAR-10: each table has one base model, and each row changes one layer of
+it."""
 
 from __future__ import annotations
 
@@ -28,26 +29,26 @@ from expmflow.training.run import RunFolder
 from expmflow.training.validation import TrainingError
 
 NATS_PER_BIT = 3 * 32 * 32 * math.log(2)
-"""Nats in one bit per dimension of CIFAR-10: the authors clip and regularise losses in bits, and ours are in nats."""
+"""Nats in one bit per dimension of CIFAR-10: the authors clip and regularise losses in bits, ours are in nats."""
 
 
 CHOSEN = " at the rate that was chosen"
-"""Behind the name of a row with a rate of its own: the same row of the main preset."""
+"""Appended to the name of a row with its own rate: the same row of the main preset."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row of the paper's table: what tells it from the others.
+    """A row of the paper's table: how it differs from the others.
 
     Args:
-        name: of the row.
+        name: the name of the row.
         model: its own settings of the model, in every preset.
-        paper: −ELBO and NLL in bits per dimension, and the error bars of each where there are any.
-        against: the cells that are subtracted from it; the first of the table if empty.
-        weighed: whether there is an importance-weighted NLL; not where log-determinants are random estimates.
+        paper: −ELBO and NLL in bits per dimension, with their error bars if there are any.
+        against: the cells to compare it with, which are subtracted from it; the first of the table if empty.
+        weighed: whether to compute an importance-weighted NLL; not if log-determinants are random estimates.
         matched: whether the row has as many parameters as the others.
-        shared: the table in which the very same row is trained.
-        label: what to call it in the table; its name if empty.
+        shared: the table that trains the very same row.
+        label: its name in the table; `name` if empty.
     """
 
     name: str
@@ -62,19 +63,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Setting:
-    """How long, how large: what all rows of a preset have in common, and the sizes in which they differ.
+    """The size and schedule of a preset: what its rows have in common, and the sizes in which they differ.
 
     Args:
-        about: in a few words.
-        model: the skeleton.
+        about: a short description.
+        model: the base model.
         sizes: by the name of the cell, settings that bring it to the common number of parameters.
         data, optim, train: of the config.
-        rates: learning rates, of which the best is chosen for each row, by the validation after `rate_steps` steps.
-        rate_of: by the name of a row, the rate that it gets instead; if there are any, these are the rows.
-        seeds: trainings of each row.
-        images: of the test, for the −ELBO; all if None.
-        weighed_images, samples: for the NLL, and importance samples for each.
-        choices: sentences about what the paper leaves open, or what its code does otherwise.
+        rates: learning rates, of which the best is chosen for each row, by its validation after `rate_steps` steps.
+        rate_of: by the name of a row, a fixed rate instead; if there are any, only these rows are run.
+        seeds: the number of trainings of each row.
+        images: the number of test images for the −ELBO; all if None.
+        weighed_images, samples: the number of images for the NLL, and of importance samples for each.
+        choices: sentences about details that the paper leaves open, or that its code does differently.
     """
 
     about: str
@@ -94,7 +95,7 @@ class Setting:
 
 
 def at_higher_rates(setting: Setting, rate_of: Mapping[str, float]) -> Setting:
-    """The same once more for some rows, without a choice: a rate that is good in the end may be too high at first."""
+    """The same setting for some rows with fixed rates: a rate that is good in the end may be too high at first."""
     return replace(
         setting,
         about="rows for which the short training chose one of the lower rates, at the next higher one",
@@ -134,13 +135,13 @@ class ImageTable(Experiment[ImageRow]):
     """A table of image flows.
 
     Args:
-        name: of the table.
-        of_paper: what it is in the paper.
+        name: the name of the table.
+        of_paper: its name in the paper.
         title: its heading.
-        about: what its rows have in common.
+        about: a description of what its rows have in common.
         cells: its rows.
         settings: its presets.
-        weights: rows whose weights are left beside the table.
+        weights: rows whose weights are stored beside the table.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class ImageTable(Experiment[ImageRow]):
                     device=device,
                     on_step=lambda step, done=done: on_step(done + step),  # type: ignore[misc]
                 )
-            except TrainingError:  # no validation of it was finite: not the best
+            except TrainingError:  # no validation was finite, so it is not the best
                 continue
         tried = tried_rates(run, setting)
         best = min(tried.values(), default=0.0)
@@ -255,14 +256,14 @@ class ImageTable(Experiment[ImageRow]):
         }
 
     def step_time(self, row: ImageRow, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
-        """The median of a few steps at the very start."""
+        """The median of the first few steps."""
         return median_step(row.config(preset, threads), device)
 
     def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
         """Differences between rows of the same seed on the same test images.
 
-        A row with a rate of its own is compared with rows of the main preset, as far as they are there: with itself,
-        with what is subtracted from it there, and with what it is subtracted from.
+        A row with a rate of its own is compared with finished rows of the main preset: with itself, and with every row
+        that it is compared with there, in either direction.
         """
         names = [(r["model"], r["seed"]) for r in found]
         values = {(model, seed): Values.load(folder, f"{model}-{seed}") for model, seed in names}
@@ -315,7 +316,7 @@ def with_rate(config: Config, rate: float) -> Config:
 
 
 def tried_rates(run: Path, setting: Setting) -> dict[float, float]:
-    """The validation nll that each rate came to, infinite where none was finite."""
+    """The validation nll for each rate; infinite if none was finite."""
     found = {}
     for rate in setting.rates:
         records = RunFolder(_trial(run, rate)).read_metrics()
@@ -329,5 +330,5 @@ def _trial(run: Path, rate: float) -> Path:
 
 
 def _bits(nll: float, shape: Sequence[int]) -> float | None:
-    """In bits per dimension; None for what is not finite, which JSON has no word for."""
+    """In bits per dimension; None if it is not finite, which JSON cannot express."""
     return round(float(bits_per_dim(-torch.tensor(nll, dtype=torch.float64), shape)), 5) if math.isfinite(nll) else None

@@ -1,6 +1,6 @@
 """All tables of the paper on one page, beside ours: a part of `results/README.md`.
 
-After `expmflow reproduce` it is up to date; `python -m expmflow.experiments.page results` writes it again.
+`expmflow reproduce` updates it; `python -m expmflow.experiments.page results` writes it again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HEADER = ["row", "measure", "paper", "ours", "ours − paper"]
 
 
 def page_text(results: Path) -> str:
-    """The paper | ours | difference, of every table that there are results of."""
+    """The columns paper | ours | difference, for every table with results."""
     return "\n".join(_sections(results))
 
 
 def update_page(results: Path) -> bool:
-    """Write the tables between the marks of `README.md` in the folder; False if there is no such page."""
+    """Write the tables between the markers in the folder's `README.md`; False if there is no such page."""
     page = results / "README.md"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     if BEGIN not in text or END not in text:
@@ -41,7 +41,7 @@ def _sections(results: Path) -> Iterator[str]:
         path = experiment.results_file(results, experiment.main)
         if not path.exists():
             continue
-        experiment.load(path)  # refuses what is no table
+        experiment.load(path)  # refuses other files
         found = experiment.comparisons(read_json(path))
         command = f"`expmflow reproduce {name} --preset {experiment.main}`"
         yield f"### {experiment.of_paper}\n\n{command}; more in [{name}.md]({name}.md).\n"
@@ -60,7 +60,7 @@ def _number(value: float | None, error: float | None, digits: int) -> str:
 
 
 def _error(error: float, digits: int) -> str:
-    """With so many digits, or with more if none of them would say anything."""
+    """With this many digits, or with more if they would all be zero."""
     return f"{error:.{digits}f}" if error == 0 or error >= 10.0**-digits else f"{error:.1g}"
 
 

@@ -90,7 +90,7 @@ HIDDEN = {"coupling": 127, "residual": 111, "residual-half": 111, "sylvester": 9
 
 
 def halved(subflows: int) -> dict[str, dict[str, Any]]:
-    """Half of the subflows for the rows of equal memory."""
+    """Half of the subflows, for the rows of equal memory."""
     return {f"residual-half-{noise}": {"subflows": subflows // 2} for noise in NOISE}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from expmflow.experiments.vae_table import Paper, Preset, Setting, VAETable
 
-POSTERIORS = {  # what the paper calls them
+POSTERIORS = {  # the paper's names
     "gaussian": "Gaussian",
     "planar": "Planar",
     "iaf": "IAF",

@@ -1,4 +1,4 @@
-"""A table of VAEs that differ in the posterior: rows, their training, and what is measured of them."""
+"""A table of VAEs with different posteriors: rows, their training, and their measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from expmflow.training.run import RunFolder
 
 Paper = Mapping[str, Mapping[str, tuple[float, float | None, float, float | None]]]
 MEASURES = (("−ELBO", "elbo"), ("NLL", "nll"))
-KL_ROWS = 500  # test images by which the latents in use are counted
+KL_ROWS = 500  # test images from which the latents in use are counted
 BEFORE = {  # flows with networks, in the paper's order
     "householder": ("iaf",),
     "sylvester": ("iaf", "householder"),
@@ -36,13 +36,13 @@ SOURCES = {"mnist": "binarized-mnist", "cifar10": "cifar10"}
 
 @dataclass(frozen=True)
 class Setting:
-    """Of a preset, for one set of images.
+    """The settings of a preset for one set of images.
 
     Args:
-        rows: posteriors, and the seeds that each is trained with.
-        model: of all rows; `vectors` and `maps` beside it, for latents that are vectors and those that are images.
+        rows: posteriors, and the seeds to train each with.
+        model: of all rows; `vectors` and `maps` are additional settings for latents that are vectors or images.
         optim, train: of the config.
-        weighed_images, samples: for the NLL, and importance samples for each.
+        weighed_images, samples: the number of images for the NLL, and of importance samples for each.
     """
 
     rows: Mapping[str, tuple[int, ...]]
@@ -95,12 +95,12 @@ class VAERow:
 
 
 class VAETable(Experiment[VAERow]):
-    """Posteriors of one VAE on black and white MNIST, in nats, and on CIFAR-10, in bits per dimension.
+    """Posteriors of one VAE on black-and-white MNIST, in nats, and on CIFAR-10, in bits per dimension.
 
     Args:
-        presets: by name.
-        labels: of posteriors, what the paper calls them.
-        paper: of each set of images and each posterior: −ELBO, its spread, NLL, its spread.
+        presets: the presets by name.
+        labels: the paper's names of the posteriors.
+        paper: for each set of images and each posterior: −ELBO, its spread, NLL, its spread.
     """
 
     name = "vae"
@@ -114,7 +114,7 @@ class VAETable(Experiment[VAERow]):
         self.presets = {name: preset.about for name, preset in presets.items()}
 
     def rows(self, preset: str) -> list[VAERow]:
-        """MNIST before CIFAR-10; of each all posteriors with their first seed, then with the next."""
+        """MNIST before CIFAR-10; for each, all posteriors with their first seed, then with the next."""
         found = []
         for images, setting in self.of_presets[preset].settings.items():
             for turn in range(max(map(len, setting.rows.values()))):
@@ -175,7 +175,7 @@ class VAETable(Experiment[VAERow]):
         }
 
     def step_time(self, row: VAERow, preset: str, *, threads: int | None = None, device: str = "cpu") -> float:
-        """The median of a few steps at the very start."""
+        """The median of the first few steps."""
         return median_step(row.config(preset, threads), device)
 
     def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
@@ -198,9 +198,9 @@ class VAETable(Experiment[VAERow]):
 
 
 def references(model: str) -> list[str]:
-    """What a model is compared with.
+    """The models that a model is compared with.
 
-    The Gaussian of the same latents, the flows before it in the paper's order, and its like of vectors.
+    They are the Gaussian on the same latents, the flows before it in the paper's order, and its vector counterpart.
     """
     images, _, posterior = model.partition("-")
     vectors = posterior.removeprefix("conv-")
@@ -210,7 +210,7 @@ def references(model: str) -> list[str]:
 
 
 def flow_parameters(model: VAE) -> int:
-    """Of the flow itself, and of the part of the encoder's head that tells it its parameters or its context."""
+    """The parameters of the flow itself, and of the part of the encoder's head that gives its parameters or context."""
     expect_type(isinstance(model, VAE), "a VAE", type(model).__name__)
     head = list(model.encoder.children())[-1]
     each = sum(parameter[0].numel() for parameter in head.parameters())

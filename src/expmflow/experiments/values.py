@@ -1,4 +1,4 @@
-"""The likelihoods of single test images, which rows are compared by."""
+"""Likelihoods of single test images, by which rows are compared."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from expmflow.experiments.experiment import Comparison, Result
 
 @dataclass(frozen=True)
 class Values:
-    """Of each test image, in bits per dimension: −ELBO, and of the first ones the importance-weighted NLL, if any."""
+    """For each test image, in bits per dimension: −ELBO, and for the first ones the importance-weighted NLL, if any."""
 
     elbo: Tensor
     nll: Tensor | None
 
     def measures(self) -> dict[str, Any]:
-        """Means, their standard errors, and over how many images."""
+        """Means, their standard errors, and the number of images."""
         found: dict[str, Any] = {"elbo": None, "nll": None}
         for name, values in (("elbo", self.elbo), ("nll", self.nll)):
             if values is not None:
@@ -36,7 +36,7 @@ class Values:
         return found
 
     def save(self, folder: Path, name: str) -> None:
-        """As `NAME.npy` and `NAME-nll.npy` in float32, four bytes an image."""
+        """Write `NAME.npy` and `NAME-nll.npy` in float32, four bytes an image."""
         folder.mkdir(parents=True, exist_ok=True)
         for path, values in zip(_places(folder, name), (self.elbo, self.nll), strict=True):
             if values is not None:
@@ -76,11 +76,11 @@ def paired_differences(
 ) -> list[dict[str, Any]]:
     """Each row minus others of the same seed, image by image: the mean and its standard error.
 
-    Images differ far more than rows do; on the same images that cancels.
+    Images differ far more than rows do; on the same images, this variation cancels.
 
     Args:
         values: by model and seed.
-        against: of each model those that are subtracted; itself is left out.
+        against: for each model, those to subtract, without itself.
     """
     found = []
     pairs = [(model, minus, seed) for model, seed in values for minus in against[model]]
@@ -99,7 +99,7 @@ def paired_differences(
 
 
 def likelihood_comparisons(rows: Sequence[Result], labels: Mapping[str, str]) -> list[Comparison]:
-    """The paper's −ELBO and NLL of each model beside ours, seeds averaged."""
+    """The paper's −ELBO and NLL of each model beside ours, averaged over seeds."""
     found = []
     for model in dict.fromkeys(r["model"] for r in rows):
         cell = [r for r in rows if r["model"] == model]

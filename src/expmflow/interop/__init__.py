@@ -13,7 +13,7 @@ __all__ = ["TransformAdapter", "as_transform", "pyg", "sklearn"]
 
 
 def __getattr__(name: str) -> Any:
-    """scikit-learn is an extra, and is loaded when it is asked for."""
+    """Load scikit-learn, an extra, on first use."""
     if name == "sklearn":
         return import_module("expmflow.interop.sklearn")
     raise AttributeError(f"module 'expmflow.interop' has no attribute {name!r}")

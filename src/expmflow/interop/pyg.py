@@ -1,9 +1,9 @@
-"""Graphs of PyTorch Geometric, in and out. `torch_geometric` comes with the extra `graph`; only `to_pyg` needs it.
+"""Conversion from and to PyTorch Geometric. `torch_geometric` comes with the extra `graph`; only `to_pyg` needs it.
 
-A `Data` is one graph, a `Batch` several. `edge_index` is read as everywhere in this library, and as `to_dense_adj` and
-`get_laplacian` read it there: edge e sets `A[edge_index[0, e], edge_index[1, e]]`. So node i takes from the nodes to
-which its edges lead, while messages there flow along the edges. For undirected graphs this is the same; for directed
-ones, flip `edge_index` first to follow the messages.
+A `Data` is one graph, a `Batch` several. `edge_index` has the same meaning as everywhere in this library, and as in
+`to_dense_adj` and `get_laplacian`: edge e sets `A[edge_index[0, e], edge_index[1, e]]`. So node i receives from the
+nodes that its edges point to, whereas messages in PyTorch Geometric flow along the edges. For undirected graphs this is
+the same; for directed ones, flip `edge_index` first to follow the messages.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Context = tuple[Tensor, Tensor]
 
 
 def from_pyg(data: Any) -> tuple[Tensor, Context]:
-    """A `Data` or `Batch` as what flows take: padded node features, and their context.
+    """A `Data` or `Batch` in the form that flows take: padded node features, and their context.
 
     Args:
-        data: with `x` of shape `(nodes, F)`, `edge_index`, and, where there are any, `edge_weight` and `batch`.
+        data: with `x` of shape `(nodes, F)`, `edge_index`, and optionally `edge_weight` and `batch`.
 
     Returns:
         `x` of shape `(graphs, N, F)`, N the nodes of the largest graph, zero in the padding; and the pair
@@ -57,10 +57,10 @@ def to_pyg(x: Tensor, context: Context | None = None, *, like: Any = None) -> An
 
     Args:
         x: `(graphs, N, F)`.
-        context: `(adjacency, mask)`, as `from_pyg` gives it; the edges come out in the order of rows and columns, with
-            their weights.
-        like: the `Data` or `Batch` that `x` belongs to, instead of a context: the result is a copy of it with other
-            node features, and everything else as it was.
+        context: `(adjacency, mask)`, as from `from_pyg`; the edges come out sorted by row and column, with their
+            weights.
+        like: the `Data` or `Batch` that `x` belongs to, instead of a context: the result is a copy of it with new node
+            features.
 
     Example:
         >>> from torch_geometric.data import Data
@@ -121,7 +121,7 @@ def _weight(data: Any) -> Tensor | None:
 
 
 def _places(data: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The graph of each node, its place in that graph, and the graphs' sizes."""
+    """The graph of each node, its index in that graph, and the graphs' sizes."""
     nodes = torch.arange(data.x.shape[0], device=data.x.device)
     batch = getattr(data, "batch", None)
     if batch is None:

@@ -40,14 +40,14 @@ except ImportError:  # before scikit-learn 1.6
         return estimator._validate_data(X, **settings)
 
 
-ROWS = 4096  # whose likelihoods are computed at a time
-NOISES = 8  # of each row, if it has whole numbers
-ROUNDING = 1e-5  # relative: likelihoods of a row differ by less with the rows beside it, and one is the threshold
+ROWS = 4096  # the number of rows whose likelihoods are computed at a time
+NOISES = 8  # noise samples for each row with whole numbers
+ROUNDING = 1e-5  # relative: likelihoods vary by less with the batch; the threshold is that of a row
 Floats = NDArray[np.float64]
 
 
 class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
-    """What both estimators do: fit the model of tables, as the preset `table` does, and ask it for likelihoods."""
+    """The common part of both estimators: they fit the model of the preset `table`, and compute likelihoods."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
         data = Dataset(x[held:], x[:held], x[:0], integers=integers, cells=cells)
         with tempfile.TemporaryDirectory() as folder:
             model = train(self._config(seed), folder, device=self.device, data=data)
-        self.flow_: Density = model.to("cpu", torch.float64).eval()  # rows of one batch are then those of any other
+        self.flow_: Density = model.to("cpu", torch.float64).eval()  # then results do not depend on the batch
         self.n_validation_ = held
         self._calibrate(x[held:], x[:held])
         return self
 
     def score_samples(self, X: Any) -> Floats:
-        """log p of each row, in nats; of whole numbers, the logarithm of a probability."""
+        """log p of each row, in nats; for whole numbers, the log of a probability."""
         check_is_fitted(self)
         return self._log_prob(torch.from_numpy(self._checked(X, reset=False)))
 
@@ -103,7 +103,7 @@ class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     @torch.no_grad()
     def _bound(self, rows: Tensor) -> Tensor:
-        """The likelihood, or of whole numbers a bound; its noise is a function of the row."""
+        """The likelihood, or a bound for whole numbers; the noise is a function of the row."""
         draws = self.flow_.draws
         if not draws:
             return tolerant_likelihood(self.flow_, rows, (), None)
@@ -115,7 +115,7 @@ class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any, **settings: Any) -> Floats:
         found = validate_data(self, X, dtype=np.float64, **settings)
-        return np.array(found, dtype=np.float64, order="C")  # of its own: theirs may be read-only
+        return np.array(found, dtype=np.float64, order="C")  # a copy: the original may be read-only
 
     def _check_settings(self) -> None:
         for name in ("steps", "hidden", "components"):
@@ -139,10 +139,10 @@ class _FlowEstimator(BaseEstimator):  # type: ignore[misc]
         return load_config("table", [f"{key}={value}" for key, value in given.items() if value is not None])
 
     def _calibrate(self, training: Tensor, validation: Tensor) -> None:
-        """After fitting."""
+        """Called after fitting."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the flow as names, arguments and arrays: torch pickles no constrained weights."""
+        """The flow as names, arguments and arrays, because torch cannot pickle constrained weights."""
         state: dict[str, Any] = super().__getstate__()
         if "flow_" in state:
             values, tensors = pack(state["flow_"])
@@ -162,23 +162,24 @@ def _positive(value: Any) -> bool:
 
 
 class FlowDensity(DensityMixin, _FlowEstimator):  # type: ignore[misc]
-    """The density of a table, by the model of the preset `table`: splines, exp(M) and mixtures, columns standardised.
+    """The density of a table, by the model of the preset `table`: splines, exp(M) and mixtures, on standardised
+    columns.
 
-    A part of the rows is held out; when their likelihood no longer grows, training stops, and the best weights are
+    A part of the rows is held out; when their likelihood stops improving, training stops, and the best weights are
     kept. Whole numbers have probabilities, and `score_samples` gives a bound on their logarithm.
 
     Args:
-        steps: of the optimizer at most; 5,000 if None.
-        hidden, components: of networks, and of splines and mixtures; by the number of rows if None.
+        steps: the largest number of optimizer steps; 5,000 if None.
+        hidden, components: of networks, and of splines and mixtures; chosen by the number of rows if None.
         lr: the learning rate; the preset's if None.
-        validation_fraction: the part of the rows that is held out.
-        integers: places of columns of whole numbers; "auto" finds them, and other columns whose values repeat.
-        random_state: where random numbers come from: a number, a `RandomState`, or None.
+        validation_fraction: the fraction of rows that is held out.
+        integers: indices of columns of whole numbers; "auto" detects them, and other columns with repeated values.
+        random_state: the source of random numbers: a number, a `RandomState`, or None.
         device: where to train.
 
     Attributes:
         flow_: the density in float64, a `distributions.Density` that `ef.save` writes.
-        n_validation_: how many rows were held out.
+        n_validation_: the number of held-out rows.
 
     Example:
         >>> from expmflow.interop.sklearn import FlowDensity
@@ -189,7 +190,7 @@ class FlowDensity(DensityMixin, _FlowEstimator):  # type: ignore[misc]
     """
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The mean of log p over the rows: what a search makes large."""
+        """The mean of log p over the rows, which a search maximises."""
         return float(np.mean(self.score_samples(X)))
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Floats:
@@ -212,17 +213,18 @@ def _flags_its_own_rows(detector: FlowOutlierDetector) -> bool:
 
 
 class FlowOutlierDetector(OutlierMixin, _FlowEstimator):  # type: ignore[misc]
-    """Rows that a learned density finds less likely than nearly all others.
+    """Detects rows that are less likely than almost all others under a learned density.
 
     Args:
         contamination: the rate at which rows are flagged.
-        novelty: True: a threshold by the rows that were held out, so that new rows like these are flagged at that rate.
-            False: one by all rows of `fit`, of which that share is flagged, as other detectors of scikit-learn do, so
-            that new rows are flagged more often; only then is there `fit_predict`, as of `LocalOutlierFactor`.
-        steps, hidden, components, lr, validation_fraction, integers, random_state, device: as of `FlowDensity`.
+        novelty: with True, the held-out rows set the threshold, so that new rows like them are flagged at that rate.
+            With False, all rows of `fit` set it, and that fraction of them is flagged, as in scikit-learn's other
+            detectors; new rows are then flagged more often. Only then is there `fit_predict`, as for
+            `LocalOutlierFactor`.
+        steps, hidden, components, lr, validation_fraction, integers, random_state, device: as in `FlowDensity`.
 
     Attributes:
-        flow_, n_validation_: as of `FlowDensity`.
+        flow_, n_validation_: as in `FlowDensity`.
         offset_: the log-likelihood below which a row is flagged.
 
     Example:
@@ -261,15 +263,15 @@ class FlowOutlierDetector(OutlierMixin, _FlowEstimator):  # type: ignore[misc]
 
     @available_if(_flags_its_own_rows)  # type: ignore[untyped-decorator]
     def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
-        """`fit`, and `predict` of the same rows."""
+        """`fit`, then `predict` for the same rows."""
         return self.fit(X).predict(X)
 
     def decision_function(self, X: Any) -> Floats:
-        """log p of each row less `offset_`: negative where it is flagged."""
+        """log p of each row minus `offset_`: negative if it is flagged."""
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: Any) -> NDArray[np.int64]:
-        """−1 for rows that are flagged, 1 for the others."""
+        """−1 for flagged rows, 1 for the others."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def _check_settings(self) -> None:
@@ -281,7 +283,7 @@ class FlowOutlierDetector(OutlierMixin, _FlowEstimator):  # type: ignore[misc]
     def _calibrate(self, training: Tensor, validation: Tensor) -> None:
         if self.novelty:
             scores = np.sort(self._log_prob(validation))
-            place = max(1, math.floor(self.contamination * (len(scores) + 1)))  # of n rows and one more of their kind
+            place = max(1, math.floor(self.contamination * (len(scores) + 1)))  # among n rows and one more like them
             threshold = float(scores[place - 1])
         else:
             scores = self._log_prob(torch.cat([training, validation]))

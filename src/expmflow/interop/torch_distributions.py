@@ -1,4 +1,4 @@
-"""Layers as `torch.distributions` transforms, for `TransformedDistribution`, zuko and everything that takes one."""
+"""Layers as `torch.distributions` transforms, for `TransformedDistribution`, zuko and other libraries that use them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from expmflow.transforms import Transform
 
 @final
 class TransformAdapter(torch.distributions.Transform):
-    """A layer with a fixed context; a log-determinant is kept until it is asked for, so each pair is computed once.
+    """A layer with a fixed context; it stores a log-determinant until it is asked for, so each pair is computed once.
 
-    Nothing else is kept from call to call, as torch's own cache would: the weights may have changed since.
+    Nothing else is cached between calls, unlike in torch's own cache: the weights may have changed.
     """
 
     bijective = True
@@ -48,7 +48,7 @@ class TransformAdapter(torch.distributions.Transform):
         return torch.Size((*batch, *self.transform.input_shape(event)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the pair of the last call: it may belong to a graph, which cannot be copied."""
+        """Without the pair of the last call: it may belong to an autograd graph, which cannot be copied."""
         return {**super().__getstate__(), "_last": None}
 
     def _call(self, x: Tensor) -> Tensor:
@@ -68,20 +68,20 @@ class TransformAdapter(torch.distributions.Transform):
         return last[2]
 
     def with_cache(self, cache_size: int = 1) -> TransformAdapter:
-        """Itself: see above."""
+        """Returns itself; see the class."""
         return self
 
     def _state(self) -> tuple[int, ...]:
-        """What the log-determinant depends on beside the pair: the weights, and whether a gradient is recorded."""
+        """What the log-determinant depends on besides the pair: the weights, and whether a gradient is recorded."""
         tensors = (*self.transform.parameters(), *self.transform.buffers())
         return (torch.is_grad_enabled(), *(0 if t.is_inference() else t._version for t in tensors))
 
     def call_and_ladj(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The output and its log-determinant at once, as zuko asks for them."""
+        """The output and its log-determinant together, as zuko asks for them."""
         return self._batched(self.transform, x)
 
     def _batched(self, run: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer takes one batch axis; distributions have any number."""
+        """Apply a layer, which takes one batch axis, to any number of them."""
         batch, event = self._parts(x.shape)
         out, logdet = run(x.reshape(-1, *event), self.context)
         return out.reshape(*batch, *out.shape[1:]), logdet.reshape(batch)
@@ -97,8 +97,8 @@ def as_transform(transform: Transform, *, context: Any = None, event_dim: int = 
 
     Args:
         transform: the layer; its `forward` becomes the call.
-        context: handed to the layer at every call.
-        event_dim: how many of the last axes are one event: 1 for vectors, 3 for images.
+        context: passed to the layer at every call.
+        event_dim: the number of trailing axes that form one event: 1 for vectors, 3 for images.
 
     Example:
         >>> base = torch.distributions.Independent(torch.distributions.Normal(torch.zeros(2), torch.ones(2)), 1)

@@ -16,8 +16,8 @@ from expmflow.nn.initial import keep_scale
 from expmflow.nn.layout import channels_last
 
 LikelihoodName = Literal["auto", "bernoulli", "logistic-mixture"]
-SCALES = 2  # of the image, each half as high and wide as the one before
-HEAD_SCALE = 0.1  # of the encoder's head: posteriors start near one for all images
+SCALES = 2  # each scale halves height and width
+HEAD_SCALE = 0.1  # initial scale of the encoder's head: posteriors start almost alike for all images
 
 
 def image_vae(
@@ -38,16 +38,16 @@ def image_vae(
     components: int = 10,
     grey_levels: int = 256,
 ) -> VAE:
-    """A VAE on images: blocks of DenseNet layers, down to a quarter of the height and width, and up again.
+    """A VAE on images: blocks of DenseNet layers, down to a quarter of height and width, and up again.
 
     Args:
-        event_shape: `(C, h, w)`; 4 divides h and w.
+        event_shape: `(C, h, w)`, with h and w divisible by 4.
         posterior: a name in `POSTERIORS`; those that begin with `conv-` have latents `(latents, h/4, w/4)`.
-        latents: how many, or channels of them.
+        latents: the number of latents, or of their channels.
         flows, hidden, context, vectors, reflections: of the posterior, as in `FlowSettings`.
-        channels: of the images inside the networks; twice as many from the second scale on.
+        channels: channels inside the networks; twice as many from the second scale on.
         growth, depth: of the DenseNet blocks.
-        features: of an image, between the encoder and its linear head; none for `conv-` posteriors.
+        features: features of an image between the encoder and its linear head; unused with `conv-` posteriors.
         likelihood: `"bernoulli"` for two grey levels, `"logistic-mixture"` for more; `"auto"` follows `grey_levels`.
         components: of the logistic mixture.
         grey_levels: the integers go from 0 to `grey_levels` − 1.
@@ -109,7 +109,7 @@ def image_vae(
 
 @final
 class ChannelsLast(nn.Module):
-    """Images with the channels last in memory, by which convolutions of few channels take a third less on a CPU."""
+    """Images with channels last in memory, which makes convolutions of few channels a third faster on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return channels_last(x)
@@ -137,14 +137,14 @@ def vector_vae(
     reflections: int = 8,
     layers: int = 2,
 ) -> VAE:
-    """A VAE on vectors of floats: perceptrons, and normals with learned standard deviations for the data.
+    """A VAE on vectors of floats: MLPs, and normals with learned standard deviations for the data.
 
-    Without hidden layers both networks are linear; the density is Gaussian then, and known in closed form.
+    Without hidden layers both networks are linear; the density is then Gaussian, and known in closed form.
 
     Args:
         features: d.
         posterior: a name in `POSTERIORS`, not one of those for images.
-        latents: how many.
+        latents: the number of latents.
         flows, hidden, context, vectors, reflections: of the posterior, as in `FlowSettings`.
         layers: hidden layers of width `hidden` of the encoder and of the decoder.
 

@@ -9,14 +9,14 @@ from expmflow.nn import MLP
 
 
 def dense_flow(features: int, *, blocks: int = 4, hidden: int = 64, coeff: float = 0.9, coupling: bool = True) -> Flow:
-    """Blocks of ActNorm, exp(M), a Sylvester layer and an affine coupling, the order of the features turned in between.
+    """Blocks of ActNorm, exp(M), a Sylvester layer and an affine coupling, with the features reversed in between.
 
     Args:
         features: d.
-        blocks: how often.
+        blocks: the number of blocks.
         hidden: the width of the networks inside.
-        coeff: the norm that each M may have.
-        coupling: leave the couplings out with False; one feature alone has none.
+        coeff: the largest norm of each M.
+        coupling: False omits the couplings; a single feature has none.
 
     Example:
         >>> flow = dense_flow(2, blocks=1, hidden=8)

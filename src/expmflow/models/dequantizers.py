@@ -1,4 +1,4 @@
-"""The noise between the grey levels of images, from a conditional flow."""
+"""Dequantization noise for images, from a conditional flow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from expmflow.nn import DenseBlock
 
 
 def variational_dequantization(channels: int, networks: Networks, *, subflows: int = 4) -> Dequantizer:
-    """The noise of `(channels, h, w)` images: one level of couplings with 1×1 mixing, shown the image by two 3×3."""
+    """Noise for `(channels, h, w)` images: a level of couplings with 1×1 mixing; two 3×3 convolutions see the image."""
     shown = networks.growth
     networks = replace(networks, context=shown)
 
@@ -38,17 +38,17 @@ def variational_dequantization(channels: int, networks: Networks, *, subflows: i
 def dense_dequantization(
     shape: Shape, networks: Networks, mixing: Mixing, *, subflows: int = 4, growth: int = 32, depth: int = 4
 ) -> Dequantizer:
-    """The paper's noise: one level of the model's own mixing and couplings, shown the image by two DenseNets.
+    """The paper's noise: one level of the model's own mixing and couplings; two DenseNets see the image.
 
-    Noise is drawn by the layers backwards, so the mixing layers are turned around: an inverse that is slow is then
-    never needed.
+    Noise is drawn by running the layers backwards, so the mixing layers are inverted: a slow inverse is then never
+    needed.
 
     Args:
         shape: of an image, `(C, h, w)`.
-        networks: of the couplings.
-        mixing: between them, and on both sides.
-        subflows: how many couplings.
-        growth, depth: of the two DenseNets that see the image, with `growth` channels between and behind them.
+        networks: the networks of the couplings.
+        mixing: the layer between couplings, and on both sides.
+        subflows: the number of couplings.
+        growth, depth: of the two DenseNets that see the image, with `growth` channels between and after them.
     """
     channels, height, width = shape
     squeezed = 4 * channels, height // 2, width // 2
@@ -75,7 +75,7 @@ def dense_dequantization(
 
 
 def learned_scale(channels: int) -> T.ActNorm:
-    """A mean and a standard deviation for each channel, in front of a standard normal; they start at 0 and 1."""
+    """A learned mean and standard deviation for each channel of a standard normal; they start at 0 and 1."""
     layer = T.ActNorm(channels)
     layer.initialised.fill_(True)
     return layer

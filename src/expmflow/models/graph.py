@@ -18,20 +18,20 @@ COMPONENTS = 8  # of the mixtures in a sorted model
 def graph_flow(
     nodes: int, features: int, *, network: GraphNetworks = "gnf-exp", subflows: int = 3, hidden: int = 64
 ) -> Flow:
-    """Subflows of ActNorm, 1×1 and couplings over the features; the paper's three models, and a better one.
+    """Subflows of ActNorm, 1×1 and couplings over the features: the paper's three models, and a density of sets.
 
     The context is the graph: an adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None for the
     complete graph. The two models with graph networks are equivariant, and take any number of nodes.
 
     Args:
-        nodes: N; of the graph models, what is sampled where no context says how many nodes there are.
+        nodes: N; for graph networks, the number of nodes of samples if no context gives one.
         features: of each node, at least two.
-        network: `"coupling"` has MLPs that see the whole graph as one vector, and no context; `"gnf"` graph networks,
-            by which each half of the features moves the other in turn (Liu et al., 2019); `"gnf-exp"` a graph
-            convolution exponential before each of their couplings, too. `"sorted"` puts the nodes of complete graphs
-            in the order of their first feature, which loses nothing where all orders are as likely, and has mixture
-            couplings of all their features at once.
-        subflows: how often.
+        network: `"coupling"` has MLPs that see the whole graph as one vector, and no context; `"gnf"` has graph
+            networks, by which each half of the features transforms the other in turn (Liu et al., 2019); `"gnf-exp"`
+            also has a graph convolution exponential before each coupling. `"sorted"` sorts the nodes of complete graphs
+            by their first feature, which loses nothing if all orders are equally likely, and has mixture couplings of
+            all their features at once.
+        subflows: the number of subflows.
         hidden: features inside the networks.
 
     Example:
@@ -49,8 +49,8 @@ def graph_flow(
     kept = features // 2
     sizes = (kept, 2 * (features - kept))
 
-    def moving() -> list[T.Transform]:
-        """A coupling with a graph network, in gnf-exp with its exponential."""
+    def graph_coupling() -> list[T.Transform]:
+        """A coupling with a graph network, in gnf-exp after an exponential."""
         exponential = [T.GraphConvExp(features)] if network == "gnf-exp" else []
         return [*exponential, T.AffineCoupling(GraphNetwork(*sizes, hidden=hidden), features, dim=-1)]
 
@@ -60,7 +60,7 @@ def graph_flow(
         if network == "coupling":
             layers.append(T.AffineCoupling(_FlatMLP(nodes, *sizes, hidden), features, dim=-1))
         else:
-            layers += [*moving(), T.Permute([*range(kept, features), *range(kept)], dim=-1), *moving()]
+            layers += [*graph_coupling(), T.Permute([*range(kept, features), *range(kept)], dim=-1), *graph_coupling()]
     return Flow(T.Chain(layers), NodeNormal((nodes, features)))
 
 
@@ -88,6 +88,6 @@ class _FlatMLP(nn.Module):
         return self.mlp(x.flatten(1)).unflatten(1, (self.nodes, -1))
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` for a graph, which this network would not look at, and for another number of nodes."""
+        """Raise `ValueError` for a graph, which this network would ignore, and for another number of nodes."""
         expect(context is None, "no context for a coupling flow of whole graphs", type(context).__name__)
         expect(x.shape[1] == self.nodes, f"{self.nodes} nodes", x.shape[1])

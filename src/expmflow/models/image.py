@@ -55,34 +55,34 @@ def image_flow(
     grey_levels: int = 256,
     classes: int | None = None,
 ) -> DequantizedFlow:
-    """A density of integer images: levels of a squeeze and subflows; half of the channels leave between levels.
+    """A density of integer images: levels of a squeeze and subflows; half of the channels are split off between levels.
 
     Args:
         event_shape: `(C, h, w)`; h and w are divided by two at each level.
-        subflow: a name in `SUBFLOWS`: `"sylvester"`, a convolutional Sylvester layer, the order turned around between
+        subflow: a name in `SUBFLOWS`: `"sylvester"`, a convolutional Sylvester layer, with the order reversed between
             subflows; `"coupling"`, a linear mixing layer and an affine coupling with a DenseNet; ….
         mixing: a name in `MIXINGS`, the linear layer of couplings: `"1x1"`, `"convexp"` (a 1×1 and a convolution
             exponential), `"convexp-skew"`, whose exponential is orthogonal; ….
-        levels, subflows: how many, and how many in each.
+        levels, subflows: the number of levels, and of subflows in each.
         growth, depth, width, gated: of the DenseNets.
         hidden: channels inside Sylvester layers, residual blocks and couplings with `coupling_network="conv"`.
-        lipschitz: the largest norm of the convolutions inside Sylvester layers, 1.5 in the paper; None for any.
+        lipschitz: the largest norm of the convolutions inside Sylvester layers, 1.5 in the paper; None for no bound.
         coupling_network: of coupling subflows: `"dense"`, a DenseNet, or `"conv"`, three convolutions.
         actnorm: an ActNorm before each subflow.
-        start: the first mixing layer of each level begins with `"averages"` and differences of the squeezed points, or
-            with a random `"rotation"`. Levels of subflows that have no mixing layers begin with a 1×1 from averages and
-            differences, or as the paper's do, with none.
-        mixing_first: False leaves out the first mixing layer of all levels but the first.
-        mixing_last: one more mixing layer behind the last coupling of each level.
+        start: how the first mixing layer of each level is initialised: `"averages"` and differences of the squeezed
+            points, or a random `"rotation"`. With subflows that have no mixing layers, a level begins with a 1×1 of
+            averages and differences, or, as in the paper, with none.
+        mixing_first: False omits the first mixing layer of all levels but the first.
+        mixing_last: one more mixing layer after the last coupling of each level.
         base: `"standard"` normal; `"gaussian"`, with a learned mean and standard deviation for each entry; or
             `"channels"`, for each channel of the last level.
         dequantization: `"uniform"` noise between the grey levels; `"variational"`, noise from a small conditional flow;
-            `"variational-dense"`, from one with the model's own mixing that sees the image by two DenseNets.
-        dequantization_subflows: of that flow.
+            `"variational-dense"`, from a flow with the model's own mixing and two DenseNets that see the image.
+        dequantization_subflows: the number of subflows of that flow.
         dequantization_growth, dequantization_depth: of those two DenseNets.
         conditional: whether there are classes: the context is then one-hot, `(batch, classes)`.
         grey_levels: the integers go from 0 to `grey_levels` − 1.
-        classes: how many.
+        classes: the number of classes.
 
     Example:
         >>> model = image_flow((1, 8, 8), subflows=1, hidden=8, grey_levels=17)

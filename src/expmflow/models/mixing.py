@@ -13,15 +13,15 @@ from torch import Tensor
 
 from expmflow import transforms as T
 
-TRAINING_TOL = 3e-3  # of the exponentials between couplings; a gradient moves by far less than from batch to batch
+TRAINING_TOL = 3e-3  # of exponentials between couplings; the gradient's error is far below its noise
 
 SPATIAL_RANK = 24  # of Woodbury layers at every level, as in the paper's comparison
 
 Shape = tuple[int, int, int]
-"""Channels, height and width of what a layer is given."""
+"""Channels, height and width of a layer's input."""
 
 Builder = Callable[[Shape, Tensor | None], list[T.Transform]]
-"""From a shape, and the matrix that the 1×1 begins with (a random rotation if None), to layers."""
+"""Maps a shape, and the initial matrix of the 1×1 (a random rotation if None), to layers."""
 
 
 def _conv1x1(shape: Shape, start: Tensor | None) -> list[T.Transform]:
@@ -45,7 +45,7 @@ def _woodbury(shape: Shape, start: Tensor | None) -> list[T.Transform]:
 
 
 def _periodic(shape: Shape, start: Tensor | None) -> list[T.Transform]:
-    layer = T.PeriodicConv(shape[0])  # whose middle mixes channels as a 1×1 does
+    layer = T.PeriodicConv(shape[0])  # its centre tap mixes channels as a 1×1 does
     if start is not None:
         with torch.no_grad():
             layer.kernel[:, :, 1, 1] = start
@@ -70,7 +70,8 @@ else:
 def haar(channels: int, *, colours: bool = False) -> Tensor:
     """The rotation of squeezed channels to the averages of the 2 × 2 points, then their three kinds of differences.
 
-    A first mixing layer that starts so tells coarse from fine; with `colours` also their average from their contrasts.
+    A first mixing layer that starts with it separates coarse from fine; with `colours` also their average from
+    contrasts.
     """
     points = torch.kron(cosines(2), cosines(2))
     images = cosines(channels // 4) if colours else torch.eye(channels // 4)

@@ -15,13 +15,13 @@ from expmflow.distributions import AmortizedGaussian, FlowPosterior
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """How large the flow of a posterior is.
+    """The sizes of a posterior's flow.
 
     Args:
-        flows: K layers.
+        flows: the number K of layers.
         hidden: the width of autoregressive networks.
-        context: what the encoder tells them of each sample, or at each point.
-        vectors: of orthogonal Sylvester flows.
+        context: how many features the encoder passes to them, for each sample or at each point.
+        vectors: the number of vectors in orthogonal Sylvester flows.
         reflections: of Householder Sylvester flows, and of the basis of generalized ones.
     """
 
@@ -33,7 +33,7 @@ class FlowSettings:
 
 
 Layers = Callable[[int, FlowSettings], list[T.Transform]]
-"""From the features (or channels) of the latents to layers, noise to latents."""
+"""Maps the features (or channels) of the latents to layers, noise to latents."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _iaf(d: int, s: FlowSettings) -> list[T.Transform]:
 
 def _conv_iaf(c: int, s: FlowSettings) -> list[T.Transform]:
     layers = [T.InverseAutoregressive(c, s.hidden, dims=2, context_features=s.context) for _ in range(s.flows)]
-    return _in_turn(T.Inverse(layer) for layer in layers)
+    return _alternating(T.Inverse(layer) for layer in layers)
 
 
 def _sylvester(d: int, s: FlowSettings) -> list[T.Transform]:
@@ -83,11 +83,11 @@ def _sylvester(d: int, s: FlowSettings) -> list[T.Transform]:
 
 
 def _conv_sylvester(c: int, s: FlowSettings) -> list[T.Transform]:
-    return _in_turn(T.ConvSylvester(c, s.hidden, context_channels=s.context) for _ in range(s.flows))
+    return _alternating(T.ConvSylvester(c, s.hidden, context_channels=s.context) for _ in range(s.flows))
 
 
-def _in_turn(layers: Iterable[T.Transform]) -> list[T.Transform]:
-    """Every second layer in the opposite order; latents stay where the encoder's context and the decoder have them."""
+def _alternating(layers: Iterable[T.Transform]) -> list[T.Transform]:
+    """Every second layer in reversed order, without moving the latents."""
     return [T.Flipped(layer) if k % 2 else layer for k, layer in enumerate(layers)]
 
 
@@ -111,7 +111,7 @@ else:
 
 
 def build_posterior(name: str, event_shape: tuple[int, ...], settings: FlowSettings) -> FlowPosterior:
-    """A posterior of latents of that shape: `(d,)`, or `(c, h, w)` for a spatial kind."""
+    """A posterior of latents of this shape: `(d,)`, or `(c, h, w)` for a spatial kind."""
     kind = POSTERIORS[name]
     flow = T.Chain(kind.layers(event_shape[0], settings))
     context = settings.context if kind.context and settings.flows else 0

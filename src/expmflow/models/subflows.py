@@ -27,7 +27,7 @@ class Networks:
         hidden: channels inside Sylvester layers, residual blocks and networks of three convolutions.
         coupling_network: of coupling subflows: a DenseNet, or three convolutions.
         context: channels of the context that every network is given; 0 for none.
-        lipschitz: the largest norm of the convolutions inside Sylvester layers; None for any.
+        lipschitz: the largest norm of the convolutions inside Sylvester layers; None for no bound.
     """
 
     growth: int
@@ -70,9 +70,9 @@ class Subflow:
     """A kind of subflow.
 
     Args:
-        layer: from channels and networks to the layer.
-        mixed: whether a mixing layer goes before it, since it does not mix channels itself.
-        ordered: whether it goes through the entries in an order, which is turned around between subflows.
+        layer: maps channels and networks to the layer.
+        mixed: whether a mixing layer precedes it, because it does not mix channels itself.
+        ordered: whether it is autoregressive; its order is then reversed between subflows.
     """
 
     layer: Callable[[int, Networks], T.Transform]

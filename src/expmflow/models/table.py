@@ -1,4 +1,4 @@
-"""The density of tables: two autoregressive layers, and an exponential between them."""
+"""The density model of tables: two autoregressive layers, and an exponential between them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from expmflow.distributions.gaussian import UNIT_VARIANCE
 def table_flow(
     features: int, *, blocks: int = 1, hidden: int = 64, components: int = 12, coeff: float = 0.9, layers: int = 2
 ) -> Flow:
-    """Splines that bend each column by the columns before it, whitening, exp(M), then mixtures.
+    """Autoregressive splines, whitening, exp(M), then autoregressive mixtures.
 
-    Splines follow edges and levels of single columns; after the linear layers, whose start makes the whole model a
-    Gaussian of full covariance, mixtures of logistics find clusters. Forward is one pass; samples take at most one pass
-    of each network per column.
+    The splines capture edges and levels of single columns. The linear layers are initialised so that the whole model is
+    a Gaussian of full covariance; the mixtures of logistics after them find clusters. Forward is one pass; samples take
+    at most one pass of each network per column.
 
     Args:
         features: d, the number of columns.
-        blocks: how often all of this.
+        blocks: the number of repetitions of all this.
         hidden: the width of the networks inside.
         components: pieces of the splines, and components of the mixtures.
-        coeff: the norm that each M may have.
+        coeff: the largest norm of each M.
         layers: hidden layers of each network.
 
     Example:

@@ -1,4 +1,4 @@
-"""Variational autoencoders with a flow for the posterior."""
+"""Variational autoencoders with a flow posterior."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ KL_SAMPLES, KL_ROWS = 256, 8  # for each row, and rows at a time
 
 @final
 class VAE(Density):
-    """p(x) = ∫ p(x | z) N(z; 0, I) dz, known by the bound log p(x | z) + log N(z) − log q(z | x) at one z ~ q.
+    """p(x) = ∫ p(x | z) N(z; 0, I) dz, bounded by log p(x | z) + log N(z) − log q(z | x) at one z ~ q.
 
     A result that is not finite raises `NonFiniteError` with the name of the part where that began.
 
     Args:
-        encoder: from data, integers scaled to [−1, 1], to the parameters of the posterior, `(batch,
+        encoder: maps data (integers scaled to [−1, 1]) to the parameters of the posterior, `(batch,
             posterior.params_per_sample)`; at each point of the latents, if those are images.
-        posterior: q(z | x), whose base is `AmortizedGaussian` or another of this package.
-        decoder: from latents to the parameters of `likelihood`.
-        likelihood: p(x | z); `Bernoulli`, of images of zeros and ones, if None.
+        posterior: q(z | x); its base is `AmortizedGaussian` or another one of this package.
+        decoder: maps latents to the parameters of `likelihood`.
+        likelihood: p(x | z); `Bernoulli`, for images of zeros and ones, if None.
 
     Example:
         >>> posterior = ef.distributions.FlowPosterior(T.DenseSylvester(2, 8), ef.distributions.AmortizedGaussian((2,)))
@@ -67,8 +67,8 @@ class VAE(Density):
 
     @torch.no_grad()
     def _find_event_shape(self) -> tuple[int, ...]:
-        """What the decoder makes of latents of zero tells the shape of the data."""
-        modes = [(part, part.training) for part in self.decoder.modules()]  # some may be kept in evaluation mode
+        """Find the shape of the data from the decoder's output for zero latents."""
+        modes = [(part, part.training) for part in self.decoder.modules()]  # some may be in evaluation mode on purpose
         params = self.decoder.eval()(torch.zeros(1, *self.posterior.event_shape).to(self._like))
         for part, training in modes:
             part.training = training
@@ -101,7 +101,7 @@ class VAE(Density):
         expect(context is None, "no context for a VAE", "one")
         (epsilon,) = given_noise(self.draws, noise, x.shape[0], self._like)
         params = self._encoded(x)
-        with unread():  # the result is looked at
+        with unread():  # the result is checked
             z, log_q = self.posterior.rsample_and_log_prob(params, epsilon)
         decoded = self._decoded(z)
         kl = log_q + 0.5 * (z.square() + LOG_2PI).flatten(1).sum(1)
@@ -120,19 +120,19 @@ class VAE(Density):
 
     @torch.no_grad()
     def encode(self, x: Tensor, *, noise: Tensor | None = None) -> Tensor:
-        """A sample of z for each row; that of zero noise, the centre of a Gaussian posterior, with zeros for noise."""
+        """A sample of z for each row; zero noise gives the centre of a Gaussian posterior."""
         return self.posterior.rsample_and_log_prob(self._encoded(x), noise)[0]
 
     @torch.no_grad()
     def decode(self, z: Tensor) -> Tensor:
-        """What is expected of x given latents, `(batch, *event)`, as floats; of integers on their own scale."""
+        """The expectation of x given latents, `(batch, *event)`, as floats; for integers on their own scale."""
         return self.likelihood.mean(self._decoded(z))
 
     @torch.no_grad()
     def latents(self, x: Tensor) -> Latents:
-        """Reconstructions, a path between two rows, and the KL of each latent number; for the same rows the same.
+        """Reconstructions, a path between two rows, and the KL of each latent dimension; deterministic.
 
-        A number's KL is that of the normal with the mean and the variance that it has under q(z | x), to N(0, 1).
+        The KL of a dimension is that of a normal with its mean and variance under q(z | x), to N(0, 1).
         """
         expect(len(x) > 1, "at least two rows, for a path between them", len(x))
         params, shape = self._encoded(x), (len(x), *self.posterior.event_shape)
@@ -144,14 +144,14 @@ class VAE(Density):
         return Latents(x, self.decode(centres), self.decode(line), kl.mean(0))
 
     def _kl(self, params: Tensor, generator: torch.Generator) -> Tensor:
-        """Of each row and each latent number, from samples."""
+        """For each row and each latent dimension, estimated from samples."""
         noise = torch.randn(len(params) * KL_SAMPLES, *self.posterior.event_shape, generator=generator).to(params)
         many, _ = self.posterior.rsample_and_log_prob(params.repeat_interleave(KL_SAMPLES, 0), noise)
         variance, mean = torch.var_mean(many.reshape(len(params), KL_SAMPLES, -1), 1)
         return 0.5 * (mean.square() + variance - 1 - variance.log())
 
     def description(self) -> str:
-        """The parts, and how many parameters they have."""
+        """The parts, and their numbers of parameters."""
         parts = {
             "encoder": self.encoder,
             "posterior": self.posterior,
@@ -167,7 +167,7 @@ class VAE(Density):
     def _encoded(self, x: Tensor) -> Tensor:
         shape = tuple(x.shape[1:])
         expect(shape == self.event_shape, f"data of shape (batch, *{self.event_shape})", f"events {shape}")
-        if x.stride(0) == 0 and len(x) > 1 and not torch.is_grad_enabled():  # one row again and again, to be weighed
+        if x.stride(0) == 0 and len(x) > 1 and not torch.is_grad_enabled():  # one row repeated, for importance weights
             return self._encoded(x[:1]).expand(len(x), *(-1 for _ in range(len(self.posterior.event_shape))))
         dtype = self._like.dtype
         return self.encoder(self.likelihood.scaled(x, dtype)).to(dtype)
@@ -177,7 +177,7 @@ class VAE(Density):
 
 
 def _raise_not_finite(x: Tensor, params: Tensor, z: Tensor, log_q: Tensor, decoded: Tensor) -> NoReturn:
-    """Name the part of a VAE where NaN or infinity began."""
+    """Raise with the name of the part where NaN or infinity began."""
     parts = (("the input", (x,)), ("encoder", (params,)), ("posterior", (z, log_q)), ("decoder", (decoded,)))
     where = next((name for name, made in parts if not _finite(*made)), "likelihood")
     raise NonFiniteError(f"Expected a finite result; got NaN or infinity, first in {where}.", where)

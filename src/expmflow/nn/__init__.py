@@ -1,4 +1,4 @@
-"""The networks inside the layers, and the constraints on their weights."""
+"""Networks inside the layers, and constraints on their weights."""
 
 from expmflow._recipes import register_all
 from expmflow.nn.autoregressive import MADE, ConvInner, DenseInner

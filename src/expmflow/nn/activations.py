@@ -1,4 +1,4 @@
-"""Activations by their names."""
+"""Activations by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "leaky_rel
 
 
 def activation_named(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation of that name, or `ValueError`."""
+    """The activation of that name; raises `ValueError` if there is none."""
     expect_one_of(name, ACTIVATIONS, "activation")
     return ACTIVATIONS[name]

@@ -42,7 +42,7 @@ class ConvInner(nn.Module):
         hidden: channels inside.
         gamma: the bound γ of the diagonal.
         lipschitz: the largest norm of each convolution; 1.5 in the paper, None for no constraint.
-        activation: between them, `"elu"`, or `"relu"` as in the paper.
+        activation: between the convolutions, `"elu"`, or `"relu"` as in the paper.
         context_channels: channels of a context `(batch, channels, *n)`, or `(batch, channels)`; 0 for none.
         dims: the number of spatial axes.
     """
@@ -83,7 +83,7 @@ class ConvInner(nn.Module):
         return gated_tanh(u, heads.to(u.dtype), self.gamma)
 
     def raster_stack(self, context: Any = None) -> RasterStack:
-        """f as the inverse takes it apart: by rows, which see those above and themselves."""
+        """f in the form that the inverse solves row by row: a row depends only on itself and the rows above."""
         axes = self.first.weight.ndim
         layers = self.first, self.middle, self.last
         first, middle, last = (layer.bias.reshape(1, -1, *(1,) * (axes - 2)) for layer in layers)
@@ -101,7 +101,7 @@ class ConvInner(nn.Module):
         )
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         check_context(context, x, self.context_channels)
 
 
@@ -152,7 +152,7 @@ class DenseInner(nn.Module):
 
     Args:
         features: d.
-        hidden: the width of two hidden layers, or the widths of all.
+        hidden: the width of two hidden layers, or a list of all widths.
         gamma: the bound γ of the diagonal.
         context_features: features of a context `(batch, features)`; 0 for none.
     """
@@ -174,12 +174,12 @@ class DenseInner(nn.Module):
         return gated_tanh(u, heads.to(u.dtype), self.gamma)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         check_context(context, x, self.context_channels)
 
 
 def start_near_identity(last: nn.Module, width: int) -> None:
-    """Small heads, except s₁: with s₁ and s₂ both at zero neither would get a gradient."""
+    """Make the heads small, except s₁: with s₁ and s₂ both zero, neither would get a gradient."""
     with torch.no_grad():
         last.parametrizations.weight.original.mul_(INITIAL_SCALE)  # type: ignore[union-attr, operator]
         last.bias[:width].fill_(1.0)  # type: ignore[index]

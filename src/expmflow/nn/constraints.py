@@ -1,4 +1,4 @@
-"""Constraints as parametrizations: norms that stay below a coefficient, and skew maps."""
+"""Constraints as parametrizations: norms below a coefficient, and skew maps."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from expmflow.numerics import power_iteration
 from expmflow.operators import ConvOperator, LinearOperator
 
 WARM_UP = 15
-NOTHING = 1e-15  # beside the square of any norm that counts
-ROUNDS = 8  # of power iteration per training step: the norms of a convolution lie close together, one round lags behind
+NEGLIGIBLE = 1e-15  # negligible beside the square of any relevant norm
+ROUNDS = 8  # of power iteration per training step: a convolution's norms are close together, and one round lags behind
 
 
 class SpectralConstraint(nn.Module):
     """weight · min(1, coeff / σ), with σ the weight's norm over all frequencies, whatever the image size.
 
-    On an unbounded image a convolution is one matrix per frequency; its norm is the largest singular value of them all,
-    and no image, padded with zeros or wrapped, exceeds it. σ is followed on a grid of frequencies by power iteration,
-    one vector per frequency, one round per training step. Between grid points the norm may exceed the samples by the
-    factor 1/cos(πm/N) per axis (m the degree, N the samples), which is divided out, so the constraint holds everywhere
-    once the iteration has settled.
+    On an unbounded image a convolution is one matrix per frequency. Its norm is the largest of their singular values,
+    and no image, padded with zeros or wrapped, exceeds it. Power iteration tracks σ on a grid of frequencies, with one
+    vector per frequency and a few rounds per training step. Between grid points the norm may exceed the samples by the
+    factor 1/cos(πm/N) per axis (m the degree, N the samples). This factor is divided out, so the constraint holds
+    everywhere once the iteration has settled.
 
-    The module is a parametrization (`torch.nn.utils.parametrize`): a pure function of the weight and its buffers.
-    `update` moves the buffers, and is called by the layer in training, before the weight is used.
+    The module is a parametrization (`torch.nn.utils.parametrize`): a pure function of the weight and its buffers. In
+    training, the layer calls `update`, which changes the buffers, before it uses the weight.
 
     Args:
         weight: `(C_out, C_in/groups, *k)`; without spatial axes, a matrix.
@@ -47,9 +47,9 @@ class SpectralConstraint(nn.Module):
     peak: Tensor
     seen: Tensor
     used: float = 1.0
-    """σ of the weight that was last seen as a share of `coeff`, at most 1; 1 where it is not known."""
+    """σ of the last weight as a share of `coeff`, at most 1; 1 if it is not known."""
     _found: tuple[float, int, int] | None = None
-    """σ from an update, and which weight it was: for the use of the weight right after it."""
+    """σ from an update, with a mark of the weight, for the use of the weight right after the update."""
 
     def __init__(self, weight: Tensor, coeff: float, *, samples_per_degree: int = 16, groups: int = 1) -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class SpectralConstraint(nn.Module):
 
     @torch.no_grad()
     def update(self, weight: Tensor, rounds: int = 1) -> None:
-        """Rounds of v ← K̂ᴴ K̂ v at every frequency; the one with the largest ‖K̂ᴴ K̂ v‖ / ‖v‖ is the peak."""
+        """Rounds of v ← K̂ᴴ K̂ v at every frequency; the frequency with the largest ‖K̂ᴴ K̂ v‖ / ‖v‖ is the peak."""
         matrices, turns, v = _through_taps(weight, self.groups), self.turns, self.right.permute(1, 0, 3, 2)
         for _ in range(rounds):
-            back = _there_and_back(matrices, turns, v).add_(v, alpha=NOTHING)  # a weight that is zero teaches nothing
+            back = _there_and_back(matrices, turns, v).add_(v, alpha=NEGLIGIBLE)  # keep v if the weight is zero
             length = torch.linalg.vector_norm(back, dim=(-2, -1), keepdim=True)
             v = back.div_(length)
         self.peak.copy_(length.flatten(1).mT.argmax())
@@ -94,22 +94,23 @@ class SpectralConstraint(nn.Module):
 
     @torch.no_grad()
     def settle(self, weight: Tensor) -> None:
-        """As `update`, by eigenvalues at every frequency: nothing lags, so the constraint holds of this very weight.
+        """As `update`, but with eigenvalues at every frequency: nothing lags, so the constraint holds for the current
+        weight.
 
-        Costs an eigenvalue problem of the smaller of both channel counts per frequency, and is meant for convolutions
-        with few channels on one side, and for matrices.
+        Costs an eigenvalue problem of the smaller of the two channel counts per frequency. Meant for convolutions with
+        few channels on one side, and for matrices.
         """
-        exact = weight.to(torch.promote_types(weight.dtype, torch.float32))  # there are no eigenvalues in halves
+        exact = weight.to(torch.promote_types(weight.dtype, torch.float32))  # halves have no eigenvalues in torch
         taps, waves = self._taps(exact), self._waves(exact)
         few_inputs = taps.shape[1] <= taps.shape[3]
         grams = _grams(taps, waves.conj()) if few_inputs else _grams(taps.transpose(1, 3), waves)
         if len(grams) > 1:
             self.peak.copy_(torch.linalg.eigvalsh(grams)[..., -1].argmax())
         vector = torch.linalg.eigh(grams[self.peak]).eigenvectors[:, -1]
-        if not few_inputs:  # K̂ᴴ takes it to the inputs
+        if not few_inputs:  # K̂ᴴ maps it to the inputs
             wave = waves[self.peak // self.groups].conj()
             vector = torch.einsum("ito,t,o->i", taps[self.peak % self.groups].to(wave), wave, vector)
-        vector = vector / torch.linalg.vector_norm(vector).clamp_min(NOTHING)
+        vector = vector / torch.linalg.vector_norm(vector).clamp_min(NEGLIGIBLE)
         self.right.flatten(0, 1)[self.peak] = _real_parts(vector).to(self.right)
         self.seen.copy_(_mark(weight))
         self._found = None
@@ -125,7 +126,7 @@ class SpectralConstraint(nn.Module):
         return torch.einsum("gito,ft->fgoi", taps.to(waves), waves)
 
     def _waves(self, like: Tensor) -> Tensor:
-        """`(frequencies, taps)`; real, where there is but one frequency."""
+        """`(frequencies, taps)`; real if there is only one frequency."""
         cos, sin = self.turns[:, :, : self.turns.shape[2] // 2].to(like).unbind(1)
         return cos if len(self.turns) == 1 else torch.complex(cos, sin)
 
@@ -134,7 +135,7 @@ class SpectralConstraint(nn.Module):
         return _through_taps(weight, self.groups).unflatten(2, (-1, weight.shape[0] // self.groups))
 
     def forward(self, weight: Tensor) -> Tensor:
-        with without_autocast(weight.device.type):  # networks may be coarse, their constraints are not
+        with without_autocast(weight.device.type):  # networks may run in half precision, their constraints must not
             if not torch.compiler.is_compiling():
                 self.used = self._share(weight)
                 if self.used < 1:
@@ -143,7 +144,7 @@ class SpectralConstraint(nn.Module):
 
     @torch.no_grad()
     def _share(self, weight: Tensor) -> float:
-        """σ / coeff, at most 1; and 1 where it would have to come from another device, or stands for many numbers."""
+        """σ / coeff, at most 1; 1 if reading it would synchronise a device, or if the weight stands for many."""
         found, self._found = self._found, None
         if not _readable(weight):
             return 1.0
@@ -172,13 +173,13 @@ class PowerConstraint(nn.Module):
 
     @torch.no_grad()
     def update(self, weight: Tensor, event_shape: tuple[int, ...]) -> None:
-        """A few rounds; a hundred where the image size is new."""
+        """A few rounds; a hundred for a new image size."""
         known = tuple(self.vector.shape[1:]) == event_shape
         op = self._template.rebuild([weight])
         start = self.vector.to(weight) if known else None
         rounds = ROUNDS if known else 100
         _, vector = power_iteration(op, event_shape, iterations=rounds, start=start, return_vector=True)
-        self.vector = vector.contiguous()  # whatever the convolution's layout: safetensors saves no other
+        self.vector = vector.contiguous()  # whatever the layout of the convolution: safetensors stores no other
         self.seen.copy_(_mark(weight))
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -188,7 +189,7 @@ class PowerConstraint(nn.Module):
         return weight * (self.coeff / sigma.clamp_min(self.coeff))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if prefix + "vector" in state_dict:  # its shape is that of the images it was trained on
+        if prefix + "vector" in state_dict:  # its shape follows the images of the training
             self.vector = torch.empty_like(state_dict[prefix + "vector"], device=self.vector.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -201,7 +202,7 @@ class SkewMatrix(nn.Module):
 
 
 class SkewKernel(nn.Module):
-    """The kernel of the convolution with w minus its transpose."""
+    """The kernel of the convolution with w minus the transposed convolution."""
 
     def __init__(self, groups: int) -> None:
         super().__init__()
@@ -226,7 +227,7 @@ _tracking = _Tracking()
 
 @contextmanager
 def constant_constraints() -> Iterator[None]:
-    """Within, constraints stand still unless the weights have moved, so that repeated evaluations see one function."""
+    """A context in which constraints change only with the weights, so that repeated evaluations see one function."""
     before, _tracking.suspended = _tracking.suspended, True
     try:
         yield
@@ -236,7 +237,7 @@ def constant_constraints() -> Iterator[None]:
 
 @torch.no_grad()
 def constraint_has_seen(layer: nn.Module, name: str) -> bool:
-    """Whether the weight is the one that the constraint of `layer.name` has been brought to hold of."""
+    """Whether the constraint of `layer.name` is up to date with the weight."""
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
     weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
     for step in before:
@@ -245,9 +246,10 @@ def constraint_has_seen(layer: nn.Module, name: str) -> bool:
 
 
 def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...], *, settle: bool = False) -> None:
-    """Let the constraint of `layer.name` see the weight as it is now; called at each pass in training.
+    """Update the constraint of `layer.name` to the current weight; called at each pass in training.
 
-    With `settle` a `SpectralConstraint` holds of this very weight, by eigenvalues in place of a round of iteration.
+    With `settle`, a `SpectralConstraint` uses eigenvalues instead of power iteration, and holds for exactly this
+    weight.
     """
     *before, constraint = layer.parametrizations[name]  # type: ignore[index]
     weight = layer.parametrizations[name].original  # type: ignore[index, union-attr]
@@ -258,7 +260,7 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...],
         kept: dict[str, Tensor] = {}
         if _tracking.suspended:
             stays = constraint.seen == _mark(weight).to(constraint.seen.dtype)
-            if torch.compiler.is_compiling():  # a graph cannot ask, but it can choose
+            if torch.compiler.is_compiling():  # a compiled graph cannot branch, but it can select
                 kept = {key: value.clone() for key, value in constraint.named_buffers() if key != "turns"}
             elif bool(stays):
                 return
@@ -275,9 +277,9 @@ def update_constraint(layer: nn.Module, name: str, event_shape: tuple[int, ...],
 
 
 def _grams(taps: Tensor, waves: Tensor) -> Tensor:
-    """`(frequencies · groups, few, few)`: A Aᴴ of A = Σ_t taps_t waves_t, from `(groups, few, taps, many)`.
+    """`(frequencies · groups, few, few)`: A Aᴴ for A = Σ_t taps_t waves_t, from taps `(groups, few, taps, many)`.
 
-    The many channels are summed over first, once for all frequencies.
+    The sum over the many channels comes first, once for all frequencies.
     """
     groups, few, count, _ = taps.shape
     pairs = taps.flatten(1, 2) @ taps.flatten(1, 2).mT
@@ -286,29 +288,30 @@ def _grams(taps: Tensor, waves: Tensor) -> Tensor:
 
 
 def _real_parts(vector: Tensor) -> Tensor:
-    """`(…, 2)`."""
+    """Real and imaginary parts, `(…, 2)`."""
     imaginary = vector.imag if vector.is_complex() else torch.zeros_like(vector)
     return torch.stack([vector.real, imaginary], dim=-1)
 
 
 def _readable(weight: Tensor) -> bool:
-    """Whether numbers can be had from it at no cost: not while compiling, or from another device, or if it is many."""
+    """Whether a number can be read from it at no cost: not while compiling, from another device, or if it stands for
+    many."""
     return not torch.compiler.is_compiling() and weight.device.type == "cpu" and not transformed(weight)
 
 
 def _mark(weight: Tensor) -> Tensor:
-    """A number that tells one state of a weight from the next; it is saved, so that a resumed run goes on alike.
+    """A number that identifies the state of a weight; it is saved, so that a resumed run continues identically.
 
-    `(1,)`: compiled graphs lose what is written to a float64 buffer without axes (PyTorch 2.13).
+    `(1,)`, because compiled graphs lose writes to a float64 buffer without axes (PyTorch 2.13).
     """
     places = torch.linspace(0.5, 1, weight.numel(), dtype=weight.dtype, device=weight.device)
     return (weight.detach().flatten() @ places).reshape(1)
 
 
 def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[Tensor, float]:
-    """What gives a complex number from those at the taps, in real parts: `(frequencies, 2, 2 · taps)` on a grid.
+    """The matrices, in real parts, that map numbers at the taps to a frequency: `(frequencies, 2, 2 · taps)` on a grid.
 
-    And the factor that makes the maximum over the grid a bound over all frequencies.
+    Also returns the factor that makes the maximum over the grid a bound over all frequencies.
     """
     taps, frequencies, slack = torch.zeros(1, 0, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64), 1.0
     for axis, k in enumerate(kernel_sizes):
@@ -324,12 +327,12 @@ def _plane_waves(kernel_sizes: Sequence[int], samples_per_degree: int) -> tuple[
 
 
 def _pairs(rows: Tensor, column: Tensor) -> Tensor:
-    """Every row with every entry of the column behind it, the last varying fastest."""
+    """Every row followed by every entry of the column; the last varies fastest."""
     return torch.cat([rows.repeat_interleave(len(column), 0), column.repeat(len(rows)).unsqueeze(1)], dim=1)
 
 
 def _through_taps(weight: Tensor, groups: int) -> Tensor:
-    """`(groups, in, taps · out)`: what a channel gives to the others through each tap."""
+    """`(groups, in, taps · out)`: the weights of each input channel through each tap."""
     taps = weight.shape[2:].numel()
     return weight.reshape(groups, -1, weight.shape[1], taps).permute(0, 2, 3, 1).flatten(2)
 

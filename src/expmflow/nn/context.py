@@ -1,4 +1,4 @@
-"""What networks do with a context."""
+"""How networks use a context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from expmflow._validation import expect
 
 
 def offset(linear: nn.Linear, context: Tensor, ndim: int) -> Tensor:
-    """A context `(batch, channels, *n)` or `(batch, channels)`, projected: to be added to features of `ndim` axes."""
+    """A context `(batch, channels, *n)` or `(batch, channels)`, projected, to be added to features of `ndim` axes."""
     projected = linear(context.movedim(1, -1)).movedim(-1, 1)
     return projected.reshape(*projected.shape, *(1,) * (ndim - projected.ndim))
 

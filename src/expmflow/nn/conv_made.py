@@ -1,4 +1,4 @@
-"""The masked network on images."""
+"""The masked network for images."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from expmflow.nn.masked import MaskedConv, hidden_degrees
 
 
 class ConvMADE(nn.Module):
-    """A masked network on images, 3×3, 1×1, 3×3, whose output at a point and channel sees what comes before it.
+    """A masked network for images, 3×3, 1×1, 3×3, whose output at a point and channel depends only on earlier entries.
 
-    Before are all channels of earlier points, in raster order, and the channels before it at the same point.
+    Earlier are all channels of earlier points, in raster order, and the lower channels at the same point.
 
     Args:
         channels: C of the input `(batch, C, *n)`.

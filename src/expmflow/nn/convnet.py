@@ -40,5 +40,5 @@ class ConvNet(nn.Module):
         return self.last(F.relu(self.middle(F.relu(h))))
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         check_context(context, x, self.context_channels)

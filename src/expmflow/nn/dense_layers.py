@@ -1,4 +1,4 @@
-"""A DenseNet as one function: its layers write into one matrix, so that nothing is concatenated."""
+"""A DenseNet as one function: its layers write into one matrix, so nothing is concatenated."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from expmflow._transformed import transformed
 from expmflow.nn.fused import must_record, recorded_vjp
 
-COLUMNS = 16  # matrices are multiplied fastest in multiples of so many
-LARGEST_SHARE = 1 / 32  # of columns that may be zeros to this end
+COLUMNS = 16  # matrix products are fastest if the number of columns is a multiple of this
+LARGEST_SHARE = 1 / 32  # the largest share of columns that may be padded with zeros for that
 
 
 def dense_network(x: Tensor, *weights: Tensor) -> Tensor:
-    """W (h + a + b·σ(c)), h a 1×1 of x, and (a, b, c) a 1×1 of h and of what all the layers add to it.
+    """W (h + a + b·σ(c)), with h a 1×1 of x, and (a, b, c) a 1×1 of h and the outputs of all the layers.
 
-    On the CPU, channels are last in memory: a 1×1 is a matrix product then, and what a layer adds are a few columns of
-    the matrix that the next ones read. For the backward pass about half of what autograd would keep is kept.
+    On the CPU, channels are last in memory. A 1×1 is then a matrix product, and the output of a layer is a few columns
+    of the matrix that the next layers read. About half of what autograd would store is stored for the backward pass.
 
     Args:
         x: `(batch, channels, h, w)`.
-        weights: of the first 1×1; of each layer the 1×1 and the 3×3; of the gate (a, b, c) and of the last 1×1; of each
-            its weight and its bias. A gate of a alone leaves b·σ(c) out.
+        weights: the weight and bias of the first 1×1, of the 1×1 and the 3×3 of each layer, of the gate (a, b, c), and
+            of the last 1×1. If the gate gives only a, b·σ(c) is omitted.
     """
     gated = len(weights[-4]) > len(weights[0])
     if x.device.type != "cpu" or not gated or must_record(x, *weights):
@@ -33,7 +33,7 @@ def dense_network(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def _formula(x: Tensor, *weights: Tensor) -> Tensor:
-    """By operations that autograd knows."""
+    """The same in operations that autograd knows."""
     (first, first_bias), layers, (gate, gate_bias), (last, last_bias) = _parts(weights)
     dense = h = F.conv2d(x, first, first_bias)
     for mix, mix_bias, conv, conv_bias in layers:
@@ -44,7 +44,7 @@ def _formula(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def gated_sum(x: Tensor, channels: int) -> Tensor:
-    """a + b·σ(c) of the three thirds of x along axis 1, or x itself where it has `channels` already."""
+    """a + b·σ(c) of the three thirds of x along axis 1, or x itself if it has `channels` channels."""
     if x.shape[1] == channels:
         return x
     a, b, c = x.chunk(3, dim=1)
@@ -52,17 +52,17 @@ def gated_sum(x: Tensor, channels: int) -> Tensor:
 
 
 def _parts(weights: tuple[Tensor, ...]) -> tuple[Any, list[Any], Any, Any]:
-    """Of the first 1×1, of each layer, of the gate, of the last 1×1."""
+    """The parameters of the first 1×1, of each layer, of the gate, and of the last 1×1."""
     return weights[:2], [weights[i : i + 4] for i in range(2, len(weights) - 4, 4)], weights[-4:-2], weights[-2:]
 
 
 class _DenseNetwork(torch.autograd.Function):
     """Matrices have a row per point and a column per channel.
 
-    The first 1×1 and the gate's a are linear, and what follows them is, too. So neither is computed: what reads h reads
-    x, which has fewer channels, through a product of two small matrices, and W a is one more product of that kind.
-    Biases are the weights of a column of ones beside x, and a layer that adds just less than a round number of channels
-    adds channels of zeros as well.
+    The first 1×1 is linear, and so are the gate's a and the last 1×1. So neither h nor a is computed: layers that read
+    h read x instead, which has fewer channels, through a product of two small matrices, and W a becomes one more
+    product of that kind. Biases are the weights of a column of ones beside x. A layer whose channels almost fill a
+    round number also adds channels of zeros.
     """
 
     @staticmethod
@@ -82,7 +82,7 @@ class _DenseNetwork(torch.autograd.Function):
         b, c, linear = gated.split([width, width, len(last)], dim=1)
         product = b.mul_(c.sigmoid_())
         ctx.save_for_backward(x, *weights, dense, gated, *insides)
-        ctx.small = stem, body, head, layers, last, folded  # of the size of weights
+        ctx.small = stem, body, head, layers, last, folded  # small, like the weights
         return _image(torch.addmm(linear, product, last.T), x)
 
     @staticmethod
@@ -106,8 +106,8 @@ class _DenseNetwork(torch.autograd.Function):
         to_rest, to_last_of_a = to_head.split([2 * width, len(last)])
         to_last = torch.addmm(to_last_of_a @ body.T, back.T, product)
         to_gate = torch.cat([last.T @ to_last_of_a, to_rest])
-        to_gate = _gathered(to_gate, weights[-4].shape[1], width, growth, len(layers))
-        found = [to_last_of_a[:, 0], to_last, *_apart(to_gate)]  # the last first
+        to_gate = _unpad_columns(to_gate, weights[-4].shape[1], width, growth, len(layers))
+        found = [to_last_of_a[:, 0], to_last, *_split_bias(to_gate)]  # the last first
         to_dense = to_gated @ folded[-1]
         for known in reversed(range(len(layers))):
             inside, (mix, conv, _) = insides[known], layers[known]
@@ -121,7 +121,7 @@ class _DenseNetwork(torch.autograd.Function):
             found += [to_conv_bias[:added], to_conv[:added, :channels], *to_mix]
             to_dense[:, : new.start].addmm_(back, folded[known])
         channels = x.shape[1]
-        found += _apart(to_stem[1:, : channels + 1])
+        found += _split_bias(to_stem[1:, : channels + 1])
         shaped = (g.reshape(w.shape) for g, w in zip(reversed(found), weights, strict=True))
         return _image(to_dense[:, 1 : channels + 1], x), *shaped
 
@@ -132,15 +132,16 @@ _relu_backward_ = torch.ops.aten.threshold_backward.grad_input
 
 
 def _conv_backward(grad: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a 3×3 convolution with padding: in the input, the kernel and the bias."""
+    """The gradients of a padded 3×3 convolution: in the input, the kernel and the bias."""
     (stride, padding, dilation), more = 3 * ([1, 1],), (False, [0, 0], 1, [True, True, True])
     return _convolution_backward(grad, x, kernel, [len(kernel)], stride, padding, dilation, *more)
 
 
 def _joined(weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Any], Tensor, Tensor, Tensor]:
-    """As matrices, those of the 1×1 with their biases as the column before them; the last without.
+    """Weights as matrices; those of the 1×1, except the last, with their biases as the first column.
 
-    The 1×1 of a layer comes in two parts: what it reads of (1, h), and of what the layers before it add.
+    The 1×1 of a layer comes in two parts: the columns that read (1, h), and those that read the outputs of the layers
+    before it.
     """
     first, layers, gate, (last, last_bias) = _parts(weights)
     width, growth, places = len(first[0]), 0, 0
@@ -152,18 +153,18 @@ def _joined(weights: tuple[Tensor, ...]) -> tuple[Tensor, list[Any], Tensor, Ten
             conv = F.pad(conv, (0, 0, 0, 0, 0, inside - conv.shape[1], 0, places - growth))
             conv_bias = F.pad(conv_bias, (0, places - growth))
         mix = mix.flatten(1)
-        rest.append(((_together(mix[:, :width], mix_bias), mix[:, width:]), conv, conv_bias))
-    return _together(*first), rest, _spread(_together(*gate), width, growth, places), last.flatten(1), last_bias
+        rest.append(((_join(mix[:, :width], mix_bias), mix[:, width:]), conv, conv_bias))
+    return _join(*first), rest, _pad_columns(_join(*gate), width, growth, places), last.flatten(1), last_bias
 
 
 def _places(growth: int) -> int:
-    """Columns for the channels that a layer adds: a few more than there are, if that makes a round number."""
+    """The number of columns for the channels of a layer, padded if that makes a round number."""
     more = -growth % COLUMNS
     return growth + more if more <= LARGEST_SHARE * growth else growth
 
 
-def _spread(matrix: Tensor, width: int, growth: int, places: int) -> Tensor:
-    """A matrix that reads (1, h, …), with columns of zeros behind those of each layer."""
+def _pad_columns(matrix: Tensor, width: int, growth: int, places: int) -> Tensor:
+    """A matrix that reads (1, h, …), with columns of zeros after those of each layer."""
     if places == growth:
         return matrix
     layers = (matrix.shape[1] - width - 1) // growth
@@ -171,8 +172,8 @@ def _spread(matrix: Tensor, width: int, growth: int, places: int) -> Tensor:
     return torch.cat([matrix[:, : width + 1], columns.flatten(1)], dim=1)
 
 
-def _gathered(matrix: Tensor, columns: int, width: int, places: int, layers: int) -> Tensor:
-    """The same without them, so that there are so many columns beside the first, of the bias."""
+def _unpad_columns(matrix: Tensor, columns: int, width: int, places: int, layers: int) -> Tensor:
+    """The inverse of `_pad_columns`: without the padding, so that `columns` remain beside the bias."""
     if matrix.shape[1] == columns + 1:
         return matrix
     rest = matrix[:, width + 1 :].unflatten(1, (layers, places))[:, :, : (columns - width) // layers]
@@ -180,21 +181,21 @@ def _gathered(matrix: Tensor, columns: int, width: int, places: int, layers: int
 
 
 def _growth(layers: list[Any]) -> int:
-    """The channels that each layer adds."""
+    """The number of channels that each layer adds."""
     return len(layers[0][1]) if layers else 0
 
 
-def _together(weight: Tensor, bias: Tensor) -> Tensor:
+def _join(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([bias.unsqueeze(1), weight.flatten(1)], dim=1)
 
 
-def _apart(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def _split_bias(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The bias and the weight."""
     return matrix[:, 0], matrix[:, 1:]
 
 
 def _stem(first: Tensor) -> Tensor:
-    """(1, h) of (1, x, zeros)."""
+    """The matrix that maps (1, x, zeros) to (1, h)."""
     width, columns = first.shape
     stem = first.new_zeros(width + 1, -(-columns // COLUMNS) * COLUMNS)
     stem[0, 0] = 1
@@ -203,7 +204,7 @@ def _stem(first: Tensor) -> Tensor:
 
 
 def _beside(x: Tensor, width: int, more: int) -> Tensor:
-    """The matrix (1, x, zeros) of `width` columns, and `more` that are yet to be filled."""
+    """The matrix (1, x, zeros) of `width` columns, and `more` uninitialised ones."""
     rows, channels = _matrix(x), x.shape[1]
     dense = rows.new_empty(len(rows), width + more)
     dense[:, 0] = 1
@@ -213,29 +214,29 @@ def _beside(x: Tensor, width: int, more: int) -> Tensor:
 
 
 def _with_residual(gate: Tensor) -> Tensor:
-    """What gives h + a of (1, h, …)."""
+    """The matrix that maps (1, h, …) to h + a."""
     body = gate[: len(gate) // 3].clone()
     body[:, 1:].diagonal().add_(1)
     return body
 
 
 def _head(gate: Tensor, body: Tensor, last: Tensor, last_bias: Tensor) -> Tensor:
-    """What gives b, c and W (h + a) of (1, h, …)."""
+    """The matrix that maps (1, h, …) to b, c and W (h + a)."""
     linear = last @ body
     linear[:, 0] += last_bias
     return torch.cat([gate[len(body) :], linear])
 
 
 def _folded(matrix: Tensor, stem: Tensor) -> Tensor:
-    """A matrix that reads (1, h, …), for (1, x, zeros, …)."""
+    """A matrix that reads (1, h, …), rewritten to read (1, x, zeros, …)."""
     read = len(stem)
     return torch.cat([matrix[:, :read] @ stem, matrix[:, read:]], dim=1)
 
 
 def _folded_mix(mix: tuple[Tensor, Tensor], stem: Tensor, rows: int, places: int) -> Tensor:
-    """The 1×1 of a layer, for (1, x, zeros, …), with rows and columns of zeros where there are channels of zeros.
+    """The 1×1 of a layer, folded so that it reads (1, x, zeros, …), with zeros for the channels of zeros.
 
-    Weights may be more than a small batch has entries: each is written once, to where it is read.
+    In a large model a small batch has fewer entries than the weights. So each weight is copied only once.
     """
     (read, rest), width = mix, stem.shape[1]
     layers = (rows + 1 - len(stem)) // places
@@ -252,10 +253,10 @@ def _folded_mix(mix: tuple[Tensor, Tensor], stem: Tensor, rows: int, places: int
 def _unfolded_mix(
     grad: Tensor, mix: tuple[Tensor, Tensor], stem: Tensor, to_stem: Tensor, places: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of its bias and of its weight from the one of the folded; `to_stem` takes its share."""
+    """The gradients in its bias and its weight, from the gradient in the folded one; adds to `to_stem`."""
     (read, rest), (height, width) = mix, stem.shape
     to_stem.addmm_(read.T, grad[:, :width])
-    bias, columns = _apart(grad[:, :width] @ stem.T)
+    bias, columns = _split_bias(grad[:, :width] @ stem.T)
     weight = grad.new_empty(len(grad), height - 1 + rest.shape[1])
     weight[:, : height - 1] = columns
     if rest.shape[1]:
@@ -266,7 +267,7 @@ def _unfolded_mix(
 
 
 def _unfolded(grad: Tensor, matrix: Tensor, stem: Tensor, to_stem: Tensor) -> Tensor:
-    """The gradient of that matrix from the one of the folded; `to_stem` takes its share."""
+    """The gradient in that matrix, from the gradient in the folded one; adds to `to_stem`."""
     read, width = stem.shape
     to_stem.addmm_(matrix[:, :read].T, grad[:, :width])
     return torch.cat([grad[:, :width] @ stem.T, grad[:, width:]], dim=1)

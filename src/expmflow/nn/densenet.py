@@ -14,18 +14,18 @@ from expmflow.nn.layout import channels_last
 
 
 class DenseNet(nn.Module):
-    """A DenseNet around which a residual connection goes, with an output that starts at zero.
+    """A DenseNet inside a residual connection, with an output that starts at zero.
 
-    A 1×1 convolution to `width` channels; then, in residual, `depth` layers (1×1 at full width, ReLU, 3×3 to `growth`
-    channels, ReLU) whose outputs are concatenated, closed by a gated 1×1; then a 1×1 convolution that starts at zero,
-    so that the coupling around it starts as the identity.
+    A 1×1 convolution to `width` channels; then the residual part: `depth` layers (1×1 at full width, ReLU, 3×3 to
+    `growth` channels, ReLU) whose outputs are concatenated, and a gated 1×1; then a 1×1 convolution that starts at
+    zero, so that the coupling around it starts as the identity.
 
     Args:
         in_channels, out_channels: of `(batch, channels, h, w)`.
         growth: channels that each layer adds.
         depth: the number of layers.
         width: channels between the first and the last convolution; `growth` if None.
-        gated: False closes with a plain 1×1.
+        gated: False ends with a plain 1×1.
         context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
     """
 
@@ -69,7 +69,7 @@ class DenseNet(nn.Module):
         return dense_network(x, *weights)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         check_context(context, x, self.context_channels)
 
 
@@ -82,18 +82,19 @@ class _DenseLayer(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         mix, relu, conv, _ = self
         x = relu(mix(x))
-        # Of one channel the 1×1 forgets which order it was given, and the 3×3 would take the slower one.
+        # With one channel, the 1×1 cannot tell the memory layout, and the 3×3 would use the slower one.
         return relu(conv(channels_last(x) if x.shape[1] == 1 else x))
 
 
 class DenseBlock(nn.Module):
-    """Layers as in `DenseNet`, right on the input, closed by a gated 1×1: what the paper's dequantizer sees images by.
+    """Layers as in `DenseNet`, applied to the input itself, then a gated 1×1: the image network of the paper's
+    dequantizer.
 
     Args:
         in_channels, out_channels: of `(batch, channels, h, w)`.
         growth: channels that each layer adds.
         depth: the number of layers.
-        gated: False closes with a plain 1×1.
+        gated: False ends with a plain 1×1.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class DenseBlock(nn.Module):
 
 
 def _with_context(x: Tensor, context: Tensor, first: nn.Conv2d, linear: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
-    """The context as more channels, and the weight and bias of a first 1×1 that reads them."""
+    """The input with the context as more channels, and the weight and bias of a first 1×1 that reads both."""
     constant = context.reshape(*context.shape, *(1,) * (x.ndim - context.ndim)).expand(-1, -1, *x.shape[2:])
     weight = torch.cat([first.weight, linear.weight[..., None, None]], dim=1)
     return torch.cat([x, constant], dim=1), weight, first.bias + linear.bias  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Parts of networks that run as one function with a gradient of its own: where they may, and what else stands in."""
+"""Parts of networks that run as one function with its own gradient: when they may, and their fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from expmflow._transformed import transformed
 
 
 def must_record(*tensors: Tensor) -> bool:
-    """Whether autograd has to see every operation: compilers, function transforms, mixed precision."""
+    """Whether autograd has to see every operation: for compilers, function transforms, mixed precision."""
     if torch.compiler.is_compiling():
         return True
     mixed = torch.is_autocast_enabled(tensors[0].device.type) or len({tensor.dtype for tensor in tensors}) > 1
@@ -21,7 +21,7 @@ def must_record(*tensors: Tensor) -> bool:
 def recorded_vjp(
     formula: Callable[..., Tensor], given: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of a formula by operations that autograd knows, to be differentiated once more if need be."""
+    """The gradients of a formula in operations that autograd knows, which can be differentiated again."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         leaves = given if again else [t.detach().requires_grad_(n) for t, n in zip(given, needed, strict=True)]

@@ -14,10 +14,12 @@ from expmflow.operators.adjacency import check_adjacency
 
 
 class GraphNetwork(nn.Module):
-    """Messages from an edge MLP of three layers, summed over the neighbours; then a node MLP of two; output from zero.
+    """Messages from an edge MLP of three layers, summed over neighbours; then a node MLP of two. Its output starts at
+    zero.
 
-    m_i = Σ_j A_ij e(x_i, x_j), y_i = n(x_i, m_i). The first edge layer is linear in the pair, so it is two products per
-    node rather than one per edge; the last is linear, so it moves behind the sum. Weights start as in He et al. (2015).
+    m_i = Σ_j A_ij e(x_i, x_j), y_i = n(x_i, m_i). The first edge layer is linear in the pair, so it takes two products
+    per node instead of one per edge. The last is linear, so it is applied after the sum. Initial weights follow He et
+    al. (2015).
 
     The context is the adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None: the complete graph.
 
@@ -48,12 +50,12 @@ class GraphNetwork(nn.Module):
         return out if mask is None else out * mask.unsqueeze(-1)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` is a graph of the nodes of `x`, with weights that are not negative."""
+        """Raise `ValueError` unless `context` is a graph on the nodes of `x`, with non-negative weights."""
         check_dense_graph(context, x)
 
 
 def split_graph(context: Any) -> tuple[Any, Any]:
-    """An adjacency with or without a node mask."""
+    """The adjacency and the node mask of a context; either may be None."""
     if isinstance(context, tuple):
         expect(len(context) == 2, "a pair (adjacency, mask)", f"{len(context)} things")
         return context
@@ -66,13 +68,13 @@ def complete_graph(x: Tensor) -> Tensor:
 
 
 def node_mask(context: Any) -> Tensor | None:
-    """Which nodes are real, `(batch, N)`, where the context says so."""
+    """Which nodes are real, `(batch, N)`; None if the context does not say."""
     mask = context[1] if isinstance(context, tuple) and len(context) == 2 else None
     return mask if isinstance(mask, Tensor) else None
 
 
 def check_dense_graph(context: Any, x: Tensor) -> None:
-    """Raise unless `context` is a graph of the nodes of `x`, not sparse, with weights that are not negative."""
+    """Raise unless `context` is a dense graph on the nodes of `x`, with non-negative weights."""
     adjacency, mask = split_graph(context)
     sparse = isinstance(adjacency, Tensor) and adjacency.layout != torch.strided
     expect(not sparse, "a dense adjacency", "a sparse one")
@@ -82,7 +84,7 @@ def check_dense_graph(context: Any, x: Tensor) -> None:
 
 
 def check_graph(adjacency: Any, mask: Any, x: Tensor) -> None:
-    """Raise unless these are a graph, or none, of the nodes of `x` in each of its rows."""
+    """Raise unless these are None, or graphs on the nodes of `x`."""
     rows, nodes = x.shape[:2]
     if adjacency is not None:
         got = f"one of shape {tuple(adjacency.shape)}" if isinstance(adjacency, Tensor) else type(adjacency).__name__

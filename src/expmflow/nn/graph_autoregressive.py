@@ -1,4 +1,4 @@
-"""The inner function of Sylvester flows on graphs: autoregressive in the features, blind to the order of the nodes."""
+"""The inner function of Sylvester flows on graphs: autoregressive in the features, and equivariant in the nodes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from expmflow.nn.masked import MaskedLinear
 from expmflow.nn.messages import sum_messages
 from expmflow.nn.precision import network_precision
 
-UNITS_PER_BLIND_UNIT = 8  # units that know no feature serve the first one only, for which they count neighbours
+UNITS_PER_BLIND_UNIT = 8  # units that see no feature serve only the first feature, for which they count neighbours
 
 
 class GraphInner(nn.Module):
-    """f(u) = γ s₂ ⊙ tanh(u ⊙ s₁ + t₁) + t₂, where s and t of feature k see the features before k of all neighbours.
+    """f(u) = γ s₂ ⊙ tanh(u ⊙ s₁ + t₁) + t₂, where s and t of feature k depend on earlier features of node and
+    neighbours.
 
-    A masked `GraphNetwork`: every hidden unit carries a degree, the number of features that it may know, through its
-    own node and through messages alike. So f depends on feature k through the node's own u alone: its Jacobian is
-    triangular, block by block of features, and renumbering the nodes renumbers the result. On padding f is zero.
+    A masked `GraphNetwork`: every hidden unit has a degree, the number of features that it may see, in its own node and
+    in messages alike. So f depends on feature k only through the node's own u: its Jacobian is triangular, block by
+    block of features, and renumbering the nodes renumbers the result. On padding f is zero.
 
     The context is the adjacency `(N, N)` or `(batch, N, N)`, a pair `(adjacency, mask)`, or None: the complete graph.
 
@@ -31,7 +32,7 @@ class GraphInner(nn.Module):
         features: F of `(batch, N, F)`.
         hidden: features inside the network.
         gamma: the bound γ of the diagonal.
-        reverse: from the last feature to the first, so that the order can alternate between layers.
+        reverse: whether to go from the last feature to the first, so that the order can alternate between layers.
     """
 
     def __init__(self, features: int, hidden: int = 64, *, gamma: float = 0.5, reverse: bool = False) -> None:
@@ -64,11 +65,11 @@ class GraphInner(nn.Module):
         return self.last(F.elu(self.node(torch.cat([u, received], dim=-1))))
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` is a graph of the nodes of `x`."""
+        """Raise `ValueError` unless `context` is a graph on the nodes of `x`."""
         check_dense_graph(context, x)
 
     def context_rows(self, context: Any, rows: Any) -> Any:
-        """The graphs of some rows of the batch; an adjacency `(N, N)` is shared by all, however many there are."""
+        """The graphs of some rows of the batch; an adjacency `(N, N)` is shared by all rows."""
         adjacency, mask = split_graph(context)
         if adjacency is not None and adjacency.ndim == 3:
             adjacency = adjacency[rows]
@@ -76,7 +77,7 @@ class GraphInner(nn.Module):
 
 
 def graph_degrees(features: int, hidden: int) -> Tensor:
-    """For each hidden unit, how many features it may know: 1 … features − 1 evenly, and none for a few."""
+    """For each hidden unit, how many features it may see: 1 … features − 1, evenly, and none for a few units."""
     units = torch.arange(hidden)
     if features == 1:
         return torch.zeros_like(units)

@@ -1,4 +1,4 @@
-"""Weights to start from where nothing normalises a signal between layers."""
+"""Initial weights for networks without normalisation between layers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import nn
 
 from expmflow.nn.densenet import DenseBlock
 
-RELU = 2.0  # which takes half of the second moment
-GATED_SUM = 0.8  # a + b·σ(c) has 5/4 of it where c is small
+RELU = 2.0  # a ReLU halves the second moment
+GATED_SUM = 0.8  # a + b·σ(c) has 5/4 of it if c is small
 
 
 def keep_scale(layers: Iterable[nn.Module]) -> None:
-    """Draw weights anew so that the second moment of a signal stays what it is through DenseNet blocks and maps.
+    """Redraw weights so that DenseNet blocks and maps preserve the second moment of a signal.
 
-    By torch's own start each convolution takes two thirds of it, and a signal fades to a thousandth through the ten or
-    twenty of a decoder; training then stands still until the weights have grown.
+    With torch's own initialisation each convolution loses two thirds of it. A signal then fades to a thousandth through
+    the ten or twenty convolutions of a decoder, and training stands still until the weights have grown.
 
     Args:
         layers: blocks, convolutions, transposed convolutions whose kernels do not overlap, and linear maps; others are
-            left as they are.
+            left unchanged.
     """
     for layer in layers:
         if isinstance(layer, DenseBlock):

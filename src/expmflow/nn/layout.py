@@ -1,4 +1,4 @@
-"""The order of images in memory."""
+"""The memory layout of images."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """`(batch, C, h, w)` with the channels next to each other in memory, by which a CPU convolves faster.
+    """`(batch, C, h, w)` with channels contiguous in memory, which makes convolutions on the CPU faster.
 
-    With one channel both orders are the same in memory, and only the strides say which of them convolutions take.
+    With one channel both layouts share the same memory, and only the strides tell convolutions which to use.
     """
     if x.shape[1] == 1:
         return x.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Networks with a Lipschitz constant that is known: what residual blocks are made around."""
+"""Networks with a known Lipschitz constant, for residual blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LipSwish(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        least = torch.finfo(x.dtype).tiny ** 0.5  # x / 2.2 from there on; a β of 0 would make it 0 / 0
+        least = torch.finfo(x.dtype).tiny ** 0.5  # below this the function is x / 2.2; β = 0 would give 0 / 0
         return lip_swish(x, F.softplus(self.sharpness).clamp_min(least))
 
     def lipschitz_bound(self) -> float:
@@ -48,14 +48,14 @@ class LipSwish(nn.Module):
 class LipschitzConvNet(nn.Module):
     """The paper's network inside residual blocks: convolutions 3×3, 1×1, 3×3 with LipSwish between them.
 
-    What bounds its norms is the block around it (`T.ResidualBlock`).
+    The block around it (`T.ResidualBlock`) constrains its norms.
 
     Args:
         channels: C of the input and output `(batch, C, *n)`.
         hidden: channels inside.
         kernel_sizes: of the convolutions, odd.
         context_channels: channels of a context `(batch, channels, *n)`, or `(batch, channels)`; 0 for none. It is added
-            behind the first convolution, and changes no Lipschitz constant in x.
+            after the first convolution, and does not change the Lipschitz constant in x.
         dims: the number of spatial axes.
 
     Example:
@@ -90,7 +90,7 @@ class LipschitzConvNet(nn.Module):
         return _through(self.chain, x, self.context, context)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         check_context(context, x, self.context_channels)
 
 
@@ -121,12 +121,12 @@ class LipschitzMLP(nn.Module):
         return _through(self.chain, x, self.context, context)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         check_context(context, x, self.context_channels)
 
 
 def _alternating(layers: Iterator[nn.Module]) -> nn.Sequential:
-    """The layers, with an activation between one and the next."""
+    """The layers with activations in between."""
     first, *rest = layers
     return nn.Sequential(first, *(part for layer in rest for part in (LipSwish(), layer)))
 
@@ -141,12 +141,14 @@ def _through(chain: nn.Sequential, x: Tensor, linear: nn.Linear | None, context:
 
 
 def constrain_lipschitz(net: nn.Module, coeff: float) -> list[nn.Module]:
-    """Constrain the weights of `net` so that its Lipschitz constant is at most `coeff`; the layers that have them.
+    """Constrain the weights of `net` so that its Lipschitz constant is at most `coeff`; returns the layers with
+    weights.
 
-    The input runs through the parts of `net` one after the other: of an `nn.Sequential`, or of what the network names
-    `chain`. Convolutions and linear maps get a `SpectralConstraint` each, all with the same norm, whose product is
-    `coeff`. Every other part is an activation known not to expand (ReLU, ELU, LeakyReLU, Tanh, Sigmoid, Softplus,
-    LipSwish), only moves entries, or states a constant of its own, at all weights, by a method `lipschitz_bound()`.
+    The parts of `net` must be applied in sequence: an `nn.Sequential`, or the parts that the network lists in `chain`.
+    Convolutions and linear maps get a `SpectralConstraint` each, all with the same norm, whose product is `coeff`.
+    Every other part must be an activation with a Lipschitz constant of at most one (ReLU, ELU, LeakyReLU, Tanh,
+    Sigmoid, Softplus, LipSwish), or only move entries, or state a constant that holds for all weights in a method
+    `lipschitz_bound()`.
     """
     expect(0 < coeff < 1, "coeff between 0 and 1", coeff)
     parts = list(_parts(net))
@@ -165,10 +167,10 @@ def constrain_lipschitz(net: nn.Module, coeff: float) -> list[nn.Module]:
 
 @torch.no_grad()
 def lipschitz_bound(net: nn.Module) -> float:
-    """A certified bound on the Lipschitz constant of a network that `constrain_lipschitz` knows.
+    """A certified bound on the Lipschitz constant of a network that `constrain_lipschitz` accepts.
 
-    The product of the largest singular values of its weights over all frequencies, and of what the other parts state.
-    Costs an eigenvalue problem per frequency: for checks, not for training.
+    The product of the largest singular values of its weights over all frequencies, and of the constants that the other
+    parts state. Costs an eigenvalue problem per frequency: for checks, not for training.
     """
     bounds = []
     for part in _parts(net):
@@ -181,7 +183,7 @@ def lipschitz_bound(net: nn.Module) -> float:
 
 
 def shape_at_weights(net: nn.Module, event_shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape of an event at the first weighted part; None where what is before it does not say what it does."""
+    """The shape of an event at the first layer with weights; None if an earlier part does not state its output."""
     shape = event_shape
     for part in _parts(net):
         if isinstance(part, WEIGHTED):
@@ -197,7 +199,7 @@ def shape_at_weights(net: nn.Module, event_shape: tuple[int, ...]) -> tuple[int,
 
 
 def _parts(net: nn.Module) -> Iterator[nn.Module]:
-    """What the input runs through, one after the other."""
+    """The parts of the network, in the order in which they are applied."""
     chain = getattr(net, "chain", net)
     if isinstance(chain, nn.Sequential):
         for part in chain:
@@ -223,7 +225,7 @@ def _stated_bound(part: nn.Module) -> float:
 
 
 def _check_convolution(part: nn.Module) -> None:
-    """Padding that repeats entries would enlarge the norm beyond that of the kernel."""
+    """Refuse padding that repeats entries, which would make the norm larger than that of the kernel."""
     if isinstance(part, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         plain = part.padding_mode in ("zeros", "circular")
         expect(plain, "convolutions with padding_mode zeros or circular", part.padding_mode)

@@ -1,4 +1,4 @@
-"""Masked maps: outputs that depend only on what comes before them."""
+"""Masked maps: outputs that depend only on earlier entries."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d
 
 
 def hidden_degrees(features: int, hidden: int) -> Tensor:
-    """For each hidden unit, how many of the features before it may know: 0 … features − 1, evenly.
+    """For each hidden unit, how many features it may see: 0 … features − 1, evenly.
 
-    Fewer units than features are spread over all of them, so that no feature is left out.
+    If there are fewer units than features, their degrees are spread over the whole range.
     """
     units = torch.arange(hidden)
     return units % features if hidden >= features else units * features // hidden
@@ -34,7 +34,7 @@ class MaskedConv(nn.Module):
         strict: see above.
         dims: the number of spatial axes, 1 to 3.
         coeff: the largest norm of the masked kernel; None for no constraint.
-        diagonal_limit: entries at the centre between equal degrees are tanh(·) times this; None leaves them free.
+        diagonal_limit: centre entries between equal degrees are tanh(·) times this; None leaves them free.
         bias: whether there is one.
     """
 
@@ -76,7 +76,7 @@ class MaskedConv(nn.Module):
             update_constraint(self, "weight", tuple(x.shape[1:]))
         if self.padding == 0:
             return _CONV[self.dims](x, self.weight, self.bias)
-        seen = self.weight[:, :, : self.padding + 1]  # the slabs behind the centre's are masked: a third less work
+        seen = self.weight[:, :, : self.padding + 1]  # later slabs of the kernel are masked: a third less work
         return _CONV[self.dims](x, seen, self.bias, padding=self.padding)[:, :, : x.shape[2]]
 
 

@@ -1,4 +1,4 @@
-"""The sum over neighbours inside graph networks, in blocks that stay in the processor's cache."""
+"""The sum over neighbours inside graph networks, in blocks that fit the processor's cache."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from expmflow._transformed import transformed
 from expmflow.nn.fused import must_record, recorded_vjp
 
-PAIRS = 4096  # pairs of nodes whose hidden features are alive at a time
-KEPT = 2**23  # bytes, up to which it is kept which of the pairs' features are active
+PAIRS = 4096  # pairs of nodes whose hidden features are in memory at a time
+KEPT = 2**23  # bytes, the most for storing which features of the pairs are active
 
 
 def sum_messages(adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Σ_j A_ij relu(W relu(r_i + s_j) + b), `(batch, N, hidden)`.
 
-    There are N² pairs, and hidden features of each: they are made and used up block by block, and made again in the
-    backward pass, so that memory grows with N only, and time is not spent on moving them to and from it. Of few pairs,
-    a byte for each feature of the second layer says whether it is active, which is all that a backward pass asks of it.
+    There are N² pairs with hidden features each. They are computed and used block by block, and recomputed in the
+    backward pass, so memory grows only with N, and no time is spent moving them to and from memory. If there are few
+    pairs, one byte per feature stores whether the second layer is active, which is all that the backward pass needs.
 
     Args:
         adjacency: `(N, N)` or `(batch, N, N)`.
@@ -34,7 +34,7 @@ def sum_messages(adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tenso
 
 
 def _formula(adjacency: Tensor, receive: Tensor, send: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """All pairs at once, by operations that autograd knows."""
+    """All pairs at once, in operations that autograd knows."""
     pairs = F.relu(F.linear(F.relu(receive.unsqueeze(2) + send.unsqueeze(1)), weight, bias))
     return (adjacency.unsqueeze(-2) @ pairs).squeeze(-2)
 
@@ -72,7 +72,7 @@ class _SumMessages(torch.autograd.Function):
             if active is None:
                 _second(first, weight, bias, second)
             else:
-                second.copy_(active[place].view(torch.uint8))  # bytes are read several times as fast as truth values
+                second.copy_(active[place].view(torch.uint8))  # bytes are read several times as fast as booleans
             torch.mul(_rows(adjacency, place).unsqueeze(-1), grad[place].unsqueeze(2), out=back)
             flat = _through_relu(back, second).flatten(0, 2)
             to_weight.addmm_(flat.T, first.flatten(0, 2))
@@ -85,7 +85,7 @@ class _SumMessages(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, buffers: int) -> Iterator[tuple[Any, ...]]:
-    """A few graphs at a time: where they are, and as many buffers `(graphs, N, N, hidden)`, the same for all blocks."""
+    """A few graphs at a time: their indices, and buffers `(graphs, N, N, hidden)`, reused by all blocks."""
     rows, nodes, hidden = x.shape
     size = max(1, PAIRS // max(1, nodes * nodes))
     space = [x.new_empty(min(size, rows), nodes, nodes, hidden) for _ in range(buffers)]

@@ -48,6 +48,6 @@ class MLP(nn.Module):
         return self.layers[-1](x)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         vectors = x[:, :1].flatten(1)  # a context is one vector for each row, however many points the row has
         check_context(context, vectors, self.context_channels)

@@ -1,6 +1,6 @@
-"""Mixed precision where it does no harm: in the networks, and nowhere else.
+"""Mixed precision where it is harmless: in the networks, and nowhere else.
 
-Layers switch autocast off around everything they do, and on again around the networks inside them; series, solves,
+Layers switch autocast off for their own computations, and on again for the networks inside them. Series, solves,
 log-determinants and losses keep the dtype of the parameters.
 """
 
@@ -26,7 +26,7 @@ _state = _State()
 
 @contextmanager
 def full_precision(device_type: str) -> Iterator[None]:
-    """Switch autocast off, and remember for `network_precision` that it was on."""
+    """Switch autocast off, and record for `network_precision` that it was on."""
     if not torch.is_autocast_enabled(device_type):
         yield
         return
@@ -40,7 +40,7 @@ def full_precision(device_type: str) -> Iterator[None]:
 
 @contextmanager
 def network_precision(device_type: str) -> Iterator[None]:
-    """Within a layer, for the networks inside it: autocast as the caller of the layer has set it."""
+    """Inside a layer, for its networks: autocast as the caller of the layer has set it."""
     if _state.coarse is None:
         yield
         return

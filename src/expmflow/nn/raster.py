@@ -1,7 +1,7 @@
-"""Masked convolutions in raster order, taken apart into slabs: rows of an image, points of a row.
+"""Masked convolutions in raster order, decomposed into slabs: rows of an image, points of a row.
 
-What a slab sees of the slabs before it is a constant once these are known. So u + f(u) = v is solved by substitution,
-slab by slab, and each slab by an iteration of its own.
+Once the slabs before it are known, their influence on a slab is constant. So u + f(u) = v is solved by substitution,
+slab by slab, with an iteration of its own for each slab.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Gate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class RasterStack:
-    """Two masked convolutions, three wide, with a pointwise map between them, or none, on `(batch, C, *n)`.
+    """Two masked convolutions of width three, optionally with a pointwise map between them, on `(batch, C, *n)`.
 
     Attributes:
-        first, middle, last: kernels, those of the points without spatial axes.
-        first_offset, middle_offset, last_offset: what is added to their results, `(batch or 1, channels, *n or 1)`.
+        first, middle, last: kernels; for single points they have no spatial axes.
+        first_offset, middle_offset, last_offset: added to their results, `(batch or 1, channels, *n or 1)`.
         activation: between them.
-        gate: from u and the stack's result to f(u) and its diagonal; None if that result is f(u).
-        diagonal: from what the last convolution sees to the diagonal, where there is no gate.
+        gate: maps u and the stack's result to f(u) and its diagonal; None if that result is f(u).
+        diagonal: maps the input of the last convolution to the diagonal, if there is no gate.
     """
 
     first: Tensor
@@ -55,7 +55,7 @@ class RasterStack:
         return heads.to(u.dtype), diagonal
 
     def hidden(self, u: Tensor, rows: Any = slice(None)) -> Tensor:
-        """What the last convolution sees."""
+        """The input of the last convolution."""
         h = self.activation(convolve(u, self.first) + _rows(self.first_offset, rows))
         if self.middle is None or self.middle_offset is None:
             return h
@@ -67,7 +67,7 @@ class RasterStack:
         return self.first.ndim - 2
 
     def substitute(self, v: Tensor, solve: Callable[[RasterStack, Tensor, int], Tensor]) -> Iterator[Tensor]:
-        """The slabs u_i of u, along the first spatial axis, where `solve(f_i, v_i, i)` gives the u_i of each."""
+        """The slabs u_i of u, along the first spatial axis, where `solve(f_i, v_i, i)` returns each u_i."""
         u = hidden = None
         for i, target in enumerate(v.unbind(2)):
             slab = self._slab(i)
@@ -84,7 +84,7 @@ class RasterStack:
             yield u
 
     def _slab(self, i: int) -> RasterStack:
-        """Slab i with nothing before it."""
+        """f for slab i, as if no slab came before it."""
 
         def offset(tensor: Tensor) -> Tensor:
             return tensor.select(2, i if tensor.shape[2] > 1 else 0)
@@ -103,8 +103,9 @@ class RasterStack:
 def solve_by_slabs(stack: RasterStack, v: Tensor, *, tol: float | None, max_iterations: int) -> tuple[Tensor, int]:
     """u with u + f(u) = v, slab by slab, and the largest number of iterations that a slab took.
 
-    A slab that does not settle is cut again, down to single points, where f has as many variables as channels. Costs as
-    much as evaluations of f on the whole as a slab takes iterations. Nothing is promised: the caller verifies.
+    A slab that does not settle is split again, down to single points, where f has as many variables as channels. Costs
+    as many evaluations of f on the whole as one slab takes iterations. Convergence is not guaranteed: the caller
+    verifies.
     """
     most = 0
 
@@ -122,7 +123,7 @@ def solve_by_slabs(stack: RasterStack, v: Tensor, *, tol: float | None, max_iter
 
 
 def convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """A convolution that keeps the size, also of a kernel without its last slab; without spatial axes, a matrix."""
+    """A convolution that keeps the size, also for a kernel without its last slab; without spatial axes, a matrix."""
     if kernel.ndim == 2:
         return F.linear(x, kernel)
     return _CONV[kernel.ndim - 2](x, kernel, padding=kernel.shape[-1] // 2)[:, :, : x.shape[2]]

@@ -1,4 +1,4 @@
-"""x · σ(βx) / 1.1 as one function, which keeps its input alone for the backward passes."""
+"""x · σ(βx) / 1.1 as one function, which stores only its input for the backward passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEEPEST = 1.1  # the largest slope of x σ(x) is 1.0998
 def lip_swish(x: Tensor, beta: Tensor) -> Tensor:
     """x · σ(βx) / 1.1 for a number β > 0, whose slope stays within ±1.
 
-    Residual blocks differentiate it twice, and autograd would keep a dozen tensors of the size of `x` for that.
+    Residual blocks differentiate it twice, for which autograd would store a dozen tensors of the size of `x`.
     """
     return _formula(x, beta) if must_record(x, beta) else _Swish.apply(x, beta)
 
@@ -28,7 +28,7 @@ def _formula(x: Tensor, beta: Tensor) -> Tensor:
 
 
 def _gradient(grad: Tensor, x: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """What `grad` is for x and for β."""
+    """The gradients in x and β for the output's gradient `grad`."""
     sigma = torch.sigmoid(beta * x)
     bend = sigma * (1 - sigma)
     return grad * (sigma + beta * x * bend) / STEEPEST, (grad * x * x * bend).sum() / STEEPEST
@@ -49,7 +49,7 @@ class _Swish(torch.autograd.Function):
 
 
 class _SwishGradient(torch.autograd.Function):
-    """Of a second derivative, only that of the gradient in x is written out: no other is asked for in training."""
+    """The derivative of `_gradient`, written out only for the gradient in x: training needs no other."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, x: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ class _SwishGradient(torch.autograd.Function):
 
 
 def _recorded(given: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The gradients of `_gradient` by operations that autograd knows."""
+    """The gradients of `_gradient` in operations that autograd knows."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         leaves = [t if again and t.requires_grad else t.detach().requires_grad_() for t in given]

@@ -14,16 +14,16 @@ from expmflow.nn.context import check_context, offset
 from expmflow.nn.masked import MaskedConv
 from expmflow.nn.raster import RasterStack
 
-LARGEST_DIAGONAL = 0.99  # below one by more than rounding: a tanh may reach its limit
+LARGEST_DIAGONAL = 0.99  # below one by more than rounding, because a tanh may reach its limit
 
 
 class TriangularConvInner(nn.Module):
     """f(u) = R̃ tanh(R u + b), with triangular convolutions in raster order.
 
-    R has `width` outputs for each channel and R̃ as many inputs: in that order both are block-triangular, and so is the
+    R has `width` outputs for each channel and R̃ as many inputs. In that order both are block-triangular, and so is the
     Jacobian of f, whose diagonal is Σ_j R̃_cj tanh′(·)_j R_jc over the `width` units j of a channel c. Those entries
-    of R and R̃ are tanh(·) √(0.99/width), so that the diagonal stays within ±0.99. The paper's ablation has
-    width 1; a larger one gives as many parameters as f_AR has.
+    of R and R̃ are tanh(·) √(0.99/width), so the diagonal stays within ±0.99. The paper's ablation has width 1; a
+    larger width matches the number of parameters of f_AR.
 
     Args:
         channels: C of the input `(batch, C, *n)`.
@@ -57,7 +57,7 @@ class TriangularConvInner(nn.Module):
         self.first = MaskedConv(own, inside, kernel_size, dims=dims, coeff=lipschitz, diagonal_limit=limit)
         self.last = MaskedConv(inside, own, kernel_size, dims=dims, coeff=lipschitz, diagonal_limit=limit, bias=False)
         self.context = nn.Linear(context_channels, channels * width) if context_channels else None
-        with torch.no_grad():  # near the identity, and not at it, where R would get no gradient
+        with torch.no_grad():  # near the identity, but not at it, where R would get no gradient
             self.last.parametrizations.weight.original.mul_(INITIAL_SCALE)  # type: ignore[union-attr, operator]
 
     def forward(self, u: Tensor, context: Any = None) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ class TriangularConvInner(nn.Module):
 
     @property
     def raster_stack(self) -> Callable[[Any], RasterStack] | None:
-        """f as the inverse takes it apart, by rows; None for kernels that are not three wide."""
+        """f in the form that the inverse solves row by row; None for kernels that are not three wide."""
         return self._raster_stack if self.first.padding == 1 else None
 
     def _raster_stack(self, context: Any = None) -> RasterStack:
@@ -97,7 +97,7 @@ class TriangularConvInner(nn.Module):
         return (first * last).diagonal(dim1=1, dim2=2)
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` fits beside `x`."""
+        """Raise `ValueError` unless `context` fits `x`."""
         check_context(context, x, self.context_channels)
 
 

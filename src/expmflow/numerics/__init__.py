@@ -1,4 +1,4 @@
-"""What is done with an operator: exponentials, norms, fixed points."""
+"""Numerical methods on operators: exponentials, norms, fixed points."""
 
 from expmflow.numerics.certificate import certify
 from expmflow.numerics.heat import certify_heat, heat_kernel

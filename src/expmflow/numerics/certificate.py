@@ -1,4 +1,4 @@
-"""What is proven, and what is expected, of an exponential before it is computed."""
+"""Error bounds of an exponential before it is computed: proven and expected."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def certify(
     terms: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> SeriesPlan:
-    """The plan that `expm_apply(op, x, t, tol=tol)` follows, with what is proven of its error and what is expected.
+    """The plan that `expm_apply(op, x, t, tol=tol)` follows, with its proven and its expected error.
 
-    Relative to e^{max(μ, 0)} ‖x‖, μ the log-norm bound of t·A, no `x` whatever has an error above `plan.proven_bound`,
-    underflow and overflow apart: that counts each rounding at its worst, and the operator's sums as torch adds them up
-    (not by Winograd's algorithm, not in TF32). It is infinite where the operator does not know its `sum_length`.
-    `plan.error_bound` is what to expect where signs are mixed.
+    Errors are relative to e^{max(μ, 0)} ‖x‖, with μ the log-norm bound of t·A. No `x` has an error above
+    `plan.proven_bound`, apart from underflow and overflow. This bound counts every rounding at its worst, for sums as
+    torch adds them up (not Winograd's algorithm, not TF32). It is infinite if the operator does not know its
+    `sum_length`. `plan.error_bound` is the error to expect for data of mixed signs.
 
     Args:
         op: the operator A.

@@ -1,13 +1,13 @@
-"""e^{τ(M − 1)} as a mean of polynomials in M: their weights, how many are needed, and the slopes of the weights.
+"""e^{τ(M − 1)} as a weighted mean of polynomials in M: the weights, how many are needed, and their derivatives.
 
 With non-negative weights w_k(τ) that sum to one,
 
     e^{τ(M − 1)} = Σ_k w_k(τ) T_k(M),    w_k = 2 e^{-τ} I_k(τ)  (half of it for k = 0),    or
     e^{τ(M − 1)} = Σ_k w_k(τ) M^k,       w_k = e^{-τ} τ^k / k!,
 
-T_k being the Chebyshev polynomials and I_k the modified Bessel functions. Where no polynomial is larger than one, what
-is left out is at most the sum of the weights that are left out. The first needs about √(2τ log(1/tol)) of them, and
-‖T_k(M)‖ ≤ 1, which a symmetric M with its spectrum in [−1, 1] grants; the second about τ, and ‖M‖ ≤ 1 in any norm.
+with T_k the Chebyshev polynomials and I_k the modified Bessel functions. If no polynomial is larger than one, the
+truncation error is at most the sum of the omitted weights. The first expansion needs about √(2τ log(1/tol)) weights and
+‖T_k(M)‖ ≤ 1, which holds for a symmetric M with spectrum in [−1, 1]. The second needs about τ, and ‖M‖ ≤ 1 in any norm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Basis = Literal["chebyshev", "powers"]
 
 
 def terms_needed(basis: Basis, tau: float, tol: float) -> tuple[int, float]:
-    """The degree beyond which the weights sum up to no more than `tol`, and that sum."""
+    """The degree beyond which the weights sum to at most `tol`, and that sum."""
     left_out, terms = 0.0, 0
     for k, weight in reversed(list(enumerate(_weights(basis, tau)))):
         if left_out + weight > tol:
@@ -69,7 +69,7 @@ def _slopes(basis: Basis, longer: Tensor) -> Tensor:
     before = torch.nn.functional.pad(now[:, :-1], (1, 0))
     if basis == "powers":
         return before - now
-    # 2 I_k' = I_{k−1} + I_{k+1}, with I_{−1} = I_1; the weight of k = 0 is counted once, all others twice
+    # 2 I_k' = I_{k−1} + I_{k+1}, with I_{−1} = I_1; the weight of k = 0 counts once, all others twice
     once = torch.full_like(now, 0.5)
     once[:, 1:2] = 1.0
     return once * before + 0.5 * longer[:, 1:] - now
@@ -77,11 +77,11 @@ def _slopes(basis: Basis, longer: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _weights(basis: Basis, tau: float) -> tuple[float, ...]:
-    """All weights but those beyond τ + s (powers) or s (Chebyshev), s = 30 + 10√τ.
+    """All weights except those beyond τ + s (powers) or s (Chebyshev), s = 30 + 10√τ.
 
-    They are the distribution of a Poisson variable, or of the distance of a random walk in continuous time, so by
-    Bernstein's inequality what lies beyond is less than 2 exp(−s² / (2τ + 2s/3)) < 1e-19. Each weight is computed from
-    its neighbour and the sum is set to one, so none of them over- or underflows before its time.
+    They are the distribution of a Poisson variable, or of the distance of a random walk in continuous time. So by
+    Bernstein's inequality, the omitted weights sum to less than 2 exp(−s² / (2τ + 2s/3)) < 1e-19. Each weight is
+    computed from its neighbour, and the sum is then set to one, so none of them over- or underflows too early.
     """
     reach = 30 + math.ceil(10 * math.sqrt(tau))
     if basis == "chebyshev":

@@ -4,8 +4,8 @@ With p_i = A p_{i-1} / i the series is z = Σ p_i. Backwards, with g the gradien
 
     a_T = g,    a_i = g + Aᵀ a_{i+1} / (i+1),
 
-a_0 is the gradient of x, and the gradient of a parameter θ is Σ_i ⟨a_i, (∂A/∂θ) p_{i-1}⟩ / i. The p_i are recomputed in
-the backward pass, so that between the passes only x and the parameters are alive. Multiplying the two truncated sums
+a_0 is the gradient of x, and the gradient of a parameter θ is Σ_i ⟨a_i, (∂A/∂θ) p_{i-1}⟩ / i. The backward pass
+recomputes the p_i, so between the passes only x and the parameters are stored. Multiplying the two truncated sums
 Σ a_i and Σ p_i instead would be cheaper, and wrong.
 """
 
@@ -33,14 +33,14 @@ def series_vjp(
     Args:
         op: A.
         multiples: A / (s·i) for i = 1 … T.
-        starts: x before each of the s steps; emptied, so that their memory is given back on the way.
+        starts: x before each of the s steps; the list is emptied on the way, to release memory.
         plan: s and T.
-        grad: of z.
-        with_parameters: whether the parameters' are wanted.
+        grad: the gradient of z.
+        with_parameters: whether to compute the gradients of the parameters.
     """
     adjoint = op.adjoint_product()
     totals: list[Tensor | None] = [None] * len(op.parameters)
-    grad = with_strides(grad, torch.empty_like(starts[0], device="meta").stride())  # whose memory does not overlap
+    grad = with_strides(grad, torch.empty_like(starts[0], device="meta").stride())  # without overlapping memory
     while starts:
         terms = [starts.pop()]
         if with_parameters:
@@ -56,13 +56,13 @@ def series_vjp(
 
 
 def _add_scaled(total: Tensor, more: Tensor, factor: float) -> Tensor:
-    if torch.compiler.is_compiling():  # inductor makes one product of a sum and a matrix product, and forgets alpha
+    if torch.compiler.is_compiling():  # inductor fuses the sum and the product, and drops alpha
         return total + more * factor
     return torch.add(total, more, alpha=factor)
 
 
 def with_strides(grad: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """One layout for all that follows."""
+    """A copy of `grad` in the memory layout that all products after it use."""
     if grad.stride() == strides:
         return grad
     return grad.new_empty_strided(grad.shape, strides).copy_(grad)

@@ -1,23 +1,24 @@
 """The exponential of a graph convolution on an undirected sparse graph, as polynomials in its adjacency.
 
-On an eigenvector of a symmetric Â, with the eigenvalue λ, the map X ↦ X θ0 + Â X θ1 multiplies by θ0 + λθ1 from the
-right. Its exponential is therefore that of F × F matrices, one for each λ, and expanded in Chebyshev polynomials of λ
+On an eigenvector of a symmetric Â with eigenvalue λ, the map X ↦ X θ0 + Â X θ1 multiplies by θ0 + λθ1 from the right.
+So its exponential is determined by those of F × F matrices, one for each λ, and expanded in Chebyshev polynomials of λ
 
     exp(A) X = Σ_k T_k(Â) X C_k,    exp(θ0 + λθ1) = Σ_k T_k(λ) C_k    for −1 ≤ λ ≤ 1.
 
-Each term costs one product with Â and one with C_k, where the power series has two with θ0 and θ1, and there are fewer
-terms: nothing cancels in the sum, so it needs no steps, and the C_k fall faster than the terms of the power series.
+Each term costs one product with Â and one with C_k, where the power series needs two with θ0 and θ1. It also needs
+fewer
+terms: nothing cancels in the sum, so there are no steps, and the C_k decay faster than the terms of the power series.
 
-The certificate. ‖T_k(Â)‖ ≤ 1, so what is left out is at most the sum of the ‖C_k‖ that are left out. They are computed
-from the exponentials at the zeros of T_{M+1}, and M is chosen beforehand. In powers of λ the coefficients are at most
-e^{‖θ0‖} ‖θ1‖^j / j!, those of e^{‖θ0‖ + ‖θ1‖λ}; and powers are sums of Chebyshev polynomials with weights that are not
-negative, so the same is true of the C_k:
+The certificate. ‖T_k(Â)‖ ≤ 1, so the truncation error is at most the sum of the omitted ‖C_k‖. The C_k are computed
+from the exponentials at the zeros of T_{M+1}, where M is chosen beforehand. In powers of λ the coefficients are at most
+e^{‖θ0‖} ‖θ1‖^j / j!, those of e^{‖θ0‖ + ‖θ1‖λ}. Powers are sums of Chebyshev polynomials with non-negative weights, so
+the same comparison holds for the C_k:
 
     ‖C_k‖ ≤ 2 e^{‖θ0‖} I_k(‖θ1‖) ≤ 2 e^{‖θ0‖} (‖θ1‖/2)^k / k! · e^{‖θ1‖² / (4k + 4)}.
 
 A multiple of the identity in θ0 counts by its value instead of its norm. The error is relative to e^{max(μ, 0)} ‖x‖,
-and e^μ is at least as large as any of those exponentials. What rounding adds is expected, as for the power series;
-`plan_graph_series` has what is proven of it.
+and e^μ is at least as large as any of those exponentials. The rounding error is expected, as for the power series;
+`plan_graph_series` states the proven bound.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from expmflow.numerics.plan import SeriesPlan, default_tol, gamma, log_remainder
 from expmflow.operators import GraphConvOperator, LinearOperator
 from expmflow.operators.adjacency import SparseAdjacency
 
-_MOST = 1024  # exponentials of small matrices; beyond, the power series takes over
-_NOISE_OF_EXPONENTIALS = 2.5  # in spacings and units of the norm: what torch.matrix_exp was measured to leave
-_FOR_SLOPES = 2  # terms more, so that the gradients are as good as the values
+_MOST = 1024  # the largest number of exponentials of small matrices; beyond it, the power series takes over
+_NOISE_OF_EXPONENTIALS = 2.5  # measured error of torch.matrix_exp, in spacings and units of the norm
+_FOR_SLOPES = 2  # additional terms, so that the gradients are as accurate as the values
 
 
 def has_graph_series(op: LinearOperator) -> TypeGuard[GraphConvOperator]:
-    """Whether this is a convolution on an undirected sparse graph, with parameters that can be read."""
+    """Whether this is a convolution on an undirected sparse graph, with parameters whose values can be read."""
     return (
         isinstance(op, GraphConvOperator)
         and isinstance(op.graph, SparseAdjacency)
@@ -52,13 +53,13 @@ def has_graph_series(op: LinearOperator) -> TypeGuard[GraphConvOperator]:
 
 
 def apply_graph_series(op: GraphConvOperator, x: Tensor, tol: float | None, *, keep: bool) -> Tensor | None:
-    """exp(A) x for `x` of shape `(batch, N, F)` within `tol`; None where that takes too many exponentials.
+    """exp(A) x for `x` of shape `(batch, N, F)` within `tol`; None if that takes too many exponentials.
 
     Args:
         op: an operator that `has_graph_series`.
         x: node features.
         tol: as in `expm_apply`.
-        keep: whether autograd may keep every term; else the backward pass computes them once more.
+        keep: whether autograd may store every term; otherwise the backward pass recomputes them.
     """
     asked = max(default_tol(x.dtype) if tol is None else float(tol), torch.finfo(x.dtype).eps / 2)
     recording = torch.is_grad_enabled()
@@ -81,18 +82,18 @@ def apply_graph_series(op: GraphConvOperator, x: Tensor, tol: float | None, *, k
 
 
 class _Expansion(NamedTuple):
-    """The coefficients C_k, of which the first `terms + 1` are needed, and what surrounds them."""
+    """The coefficients C_k, of which the first `terms + 1` are needed, and their error terms."""
 
     coefficients: Tensor
     norms: list[float]
     terms: int
     noise: float  # of each exponential
-    beyond: float  # what all further ones can add up to
-    slope: float  # ‖θ1‖, so many times the roundings of a product with Â are felt
+    beyond: float  # a bound on the sum of all further ones
+    slope: float  # ‖θ1‖, the factor by which roundings in products with Â enter
 
 
 def _coefficients(op: GraphConvOperator, tol: float, extra: int, dtype: torch.dtype) -> Tensor:
-    """The C_k that are needed, and `extra` more where there are more: `(terms + 1, *θ.shape)`, float64; or none."""
+    """The C_k that are needed, and up to `extra` more: `(terms + 1, *θ.shape)`, float64; empty if there is no plan."""
     expansion = _expansion(op, tol, dtype)
     if expansion is None:
         return op.theta0.new_zeros(0, dtype=torch.float64)
@@ -102,9 +103,9 @@ def _coefficients(op: GraphConvOperator, tol: float, extra: int, dtype: torch.dt
 def plan_graph_series(op: GraphConvOperator, tol: float | None, dtype: torch.dtype) -> SeriesPlan | None:
     """The plan of `apply_graph_series`; None where it does not apply.
 
-    What is proven of rounding: a term is off by at most 3γ k(k+1)/2, for the recurrence carries the error of each
-    product on by Chebyshev's polynomials of the second kind; γ ≈ n u for sums of n numbers. It takes Â for symmetric to
-    the last bit, and `torch.matrix_exp` for as exact as it was measured to be, four times over.
+    Rounding, proven: a term is off by at most 3γ k(k+1)/2, with γ ≈ n u for sums of n numbers, because the recurrence
+    propagates the error of each product by Chebyshev polynomials of the second kind. The proof assumes that Â is
+    bitwise symmetric, and that the error of `torch.matrix_exp` is at most four times the measured one.
     """
     asked = max(default_tol(dtype) if tol is None else float(tol), torch.finfo(dtype).eps / 2)
     expansion = _expansion(op, asked, dtype)
@@ -140,13 +141,13 @@ def _expansion(op: GraphConvOperator, tol: float, dtype: torch.dtype) -> _Expans
     noise = torch.finfo(torch.float64).eps * (1 + apart + norm)
     norms = _norms(coefficients.detach())
     terms = _terms(norms, tol * growth, noise * growth, torch.finfo(dtype).eps / 2)
-    if terms is None or _is_held_better(op, tol, _NOISE_OF_EXPONENTIALS * noise, dtype):
+    if terms is None or _power_series_is_better(op, tol, _NOISE_OF_EXPONENTIALS * noise, dtype):
         return None
     return _Expansion(coefficients, norms, terms, _NOISE_OF_EXPONENTIALS * noise * growth, tol / 4, norm)
 
 
-def _is_held_better(op: GraphConvOperator, tol: float, noise: float, dtype: torch.dtype) -> bool:
-    """Whether the exponentials of small matrices are too noisy for `tol`, and the power series is less so."""
+def _power_series_is_better(op: GraphConvOperator, tol: float, noise: float, dtype: torch.dtype) -> bool:
+    """Whether the exponentials of small matrices are too inaccurate for `tol`, and the power series is better."""
     if tol >= noise:
         return False
     event = (op.graph.num_nodes, op.theta0.shape[-1])
@@ -155,7 +156,7 @@ def _is_held_better(op: GraphConvOperator, tol: float, noise: float, dtype: torc
 
 
 def _sizes_of(theta0: Tensor, theta1: Tensor) -> tuple[float, float, float]:
-    """The multiple of the identity in θ0, the norm of the rest of it, and that of θ1: the largest over a batch."""
+    """The multiple of the identity in θ0, the norm of its remainder, and the norm of θ1: the largest over a batch."""
     shift = theta0.diagonal(dim1=-2, dim2=-1).mean(-1)
     rest = theta0 - shift[..., None, None] * torch.eye(theta0.shape[-1], dtype=theta0.dtype, device=theta0.device)
     both = torch.stack(torch.broadcast_tensors(rest, theta1))
@@ -166,13 +167,13 @@ def _sizes_of(theta0: Tensor, theta1: Tensor) -> tuple[float, float, float]:
 
 
 def _norms(matrices: Tensor) -> list[float]:
-    """Of each matrix, a bound of its norm; the largest one over a batch."""
+    """A bound of the norm of each matrix; the largest over a batch."""
     norms: list[float] = torch.linalg.vector_norm(matrices, dim=(-2, -1)).reshape(len(matrices), -1).amax(1).tolist()
     return norms
 
 
 def _degree(grows: float, norm: float, tol: float) -> int | None:
-    """M, beyond which the coefficients are together less than an eighth of `tol`, which is felt twice; or None."""
+    """M, beyond which the coefficients sum to less than an eighth of `tol`, which counts twice; None if too large."""
     if not (math.isfinite(grows) and math.isfinite(norm)):
         return None
     allowed = math.log(tol / 16) - grows
@@ -180,9 +181,9 @@ def _degree(grows: float, norm: float, tol: float) -> int | None:
 
 
 def _terms(norms: list[float], tol: float, noise: float, unit: float) -> int | None:
-    """The degree beyond which the coefficients are together less than what rounding leaves of `tol`; None for NaN.
+    """The degree beyond which the coefficients sum to less than the part of `tol` that rounding leaves; None for NaN.
 
-    Coefficients are as exact as the exponentials that they come from: what is below the `noise` is none.
+    Coefficients are as accurate as the exponentials that they come from: those below `noise` count as zero.
     """
     rounding = _expected_rounding(norms, unit)
     if not math.isfinite(rounding):
@@ -200,9 +201,9 @@ def _expected_rounding(norms: list[float], unit: float) -> float:
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # what is kept must do for training too
+@torch.inference_mode(False)  # the cached tensors must also work in training
 def _interpolation(degree: int) -> tuple[Tensor, Tensor]:
-    """The zeros of T_{M+1}, and the matrix that turns values there into coefficients; exact for polynomials."""
+    """The zeros of T_{M+1}, and the matrix that maps values there to coefficients; exact for polynomials."""
     count = degree + 1
     orders, points = torch.arange(count).unsqueeze(1), 2 * torch.arange(count) + 1
     waves = _cosines(orders * points, count) * (2 / count)
@@ -211,7 +212,8 @@ def _interpolation(degree: int) -> tuple[Tensor, Tensor]:
 
 
 def _cosines(multiples: Tensor, count: int) -> Tensor:
-    """cos(mπ / 2n) for whole m: with m between 0 and n by symmetry, or a large angle's rounding would be seen."""
+    """cos(mπ / 2n) for whole m, reduced by symmetry to m between 0 and n: large angles would lose digits to
+    rounding."""
     m = multiples % (4 * count)
     m = torch.minimum(m, 4 * count - m)
     values = torch.cos(torch.minimum(m, 2 * count - m).double() * (math.pi / (2 * count)))
@@ -238,7 +240,7 @@ def _sum(op: GraphConvOperator, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _record(op: GraphConvOperator, x: Tensor, weights: Tensor) -> Tensor:
-    """The same as autograd records it."""
+    """The same, recorded by autograd."""
     z, before, p = x @ weights[0], x, x
     for k, weight in enumerate(weights[1:]):
         product = op.graph.matmul(p)

@@ -25,7 +25,7 @@ from expmflow.operators.sparse import Pattern
 Laplacian = Literal["sym", "rw", "comb"]
 
 _CHEAPER = "Where the graph is small torch.matrix_exp(-t * L) takes less, and so does an undirected graph."
-REMEMBERED = 2**18  # edges, up to which the last graph is remembered: a few megabytes
+REMEMBERED = 2**18  # the largest number of edges for which the last graph is cached: a few megabytes
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # compressed rows cannot be traced
@@ -44,27 +44,28 @@ def heat_kernel(
     With A the weights and D the sums of its rows, L is I − D^-½ A D^-½ (`"sym"`), I − D⁻¹ A (`"rw"`) or D − A
     (`"comb"`). A node without edges keeps its value. Self-loops count in D; in D − A they cancel.
 
-    On an undirected graph the error is expected to be at most tol · ‖x‖ in every column: in the 2-norm, for `"rw"` in
-    the norm (Σ_i D_ii x_i²)^½, in which its Laplacian is symmetric. On a directed graph it is at most tol times the
-    largest |x_i|, for `"sym"` the largest |x_i| D_ii^-½ (both sides). Of truncation that is proven; `certify_heat` says
-    what is proven of rounding.
+    On an undirected graph, the error of every column is expected to be at most tol · ‖x‖: in the 2-norm, or for `"rw"`
+    in the norm (Σ_i D_ii x_i²)^½, in which its Laplacian is symmetric. On a directed graph it is at most tol times the
+    largest |x_i|, or for `"sym"` the largest |x_i| D_ii^-½ (both sides). The truncation error is proven; `certify_heat`
+    states the proven bound on rounding.
 
     Args:
         edge_index: `(2, E)` integers; edge e sets `A[edge_index[0, e], edge_index[1, e]]`, parallel edges add up. An
             undirected graph lists both directions.
         x: node features `(N,)`, `(N, F)` or `(batch, N, F)`, float32 or float64.
-        t: a time of at least 0, a scalar tensor (its gradient flows), or K times, which add an axis in front.
+        t: a time of at least 0, a scalar tensor (its gradient flows), or K times, which add a leading axis.
         laplacian: `"sym"`, `"rw"` or `"comb"`.
         edge_weight: `(E,)` non-negative, of the dtype of `x`; 1 if not given.
         tol: the tolerance; follows the dtype if None, and is never below what the dtype can hold (see `plan_heat`).
-            A `t` of which the dtype keeps no digit is refused.
-        gradient: `"recompute"` keeps two blocks of the size of `x` between the passes, whatever the number of terms;
-            `"autograd"` keeps every term, and can be differentiated twice.
+            A `t` at which the dtype keeps no digit of the result is refused.
+        gradient: `"recompute"` stores two blocks of the size of `x` between the passes, whatever the number of terms;
+            `"autograd"` stores every term, and can be differentiated twice.
 
     Cost:
-        About √(2τ log(1/tol)) sparse products, with τ = t, or for `"comb"` t times the mean of a node's degree and its
-        neighbours', where it is largest; on directed graphs about τ. Several times cost the products of the largest. No
-        N × N matrix is formed. Of a small graph what was found out is remembered until the next one comes.
+        About √(2τ log(1/tol)) sparse products. τ is t; for `"comb"` it is t times the mean of a node's degree and its
+        neighbours', at its maximum over nodes. Directed graphs take about τ products. Several times cost the products
+        of the largest. No N × N matrix is formed. The preparation of a small graph is cached until the next graph
+        comes.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -99,10 +100,10 @@ def certify_heat(
     *,
     tol: float | None = None,
 ) -> SeriesPlan:
-    """The plan that `heat_kernel` follows with these arguments, what is proven of its error, and what is expected.
+    """The plan that `heat_kernel` follows with these arguments, with its proven and its expected error.
 
-    In the norms that `heat_kernel` names no `x` of this shape and dtype has an error above `plan.proven_bound`, at any
-    of the times: that counts each rounding at its worst. `plan.error_bound` is what to expect.
+    In the norms that `heat_kernel` names, no `x` of this shape and dtype has an error above `plan.proven_bound`, at any
+    of the times; this bound counts every rounding at its worst. `plan.error_bound` is the error to expect.
 
     Example:
         >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
@@ -120,7 +121,7 @@ def certify_heat(
 
 
 class _Problem(NamedTuple):
-    """exp(−tL) = S e^{rate·t·(M − 1)} S⁻¹ with M = `op`, S = diag(`scale`); but the nodes `kept` keep their values."""
+    """exp(−tL) = S e^{rate·t·(M − 1)} S⁻¹ with M = `op`, S = diag(`scale`); the nodes in `kept` keep their values."""
 
     op: Diffusion
     basis: Basis
@@ -130,9 +131,9 @@ class _Problem(NamedTuple):
 
 
 class _LastGraph:
-    """What was found out about the last small graph: loops ask for the same one again and again.
+    """The prepared problem of the last small graph, because loops ask for the same graph again and again.
 
-    Its edges are copied, and compared at each call, so that nobody need say that they have changed.
+    Its edges are copied, and compared at each call, so nobody has to announce a change.
     """
 
     def __init__(self) -> None:
@@ -182,23 +183,23 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     if laplacian == "comb":
         rate = _rate(pattern, weight.detach(), degree.detach(), symmetric)
         stays = (1 - degree / rate).to(weight.dtype)
-        kept = None if weight.requires_grad else kept  # with a weight that grows from zero it keeps its value no more
+        kept = None if weight.requires_grad else kept  # such weights may grow from zero
         return _Problem(Diffusion(pattern, weight / rate, stays, symmetric=symmetric), basis, rate, kept=kept)
     diagonal: Tensor | None = None
-    if symmetric:  # D^-½ A D^-½, and for "rw" it stands between D^-½ and D^½
+    if symmetric:  # D^-½ A D^-½; for "rw" it stands between D^-½ and D^½
         root = filled.sqrt()
-        divisors = _times(root.index_select(0, pattern.rows), root.index_select(0, pattern.cols))
+        divisors = _product(root.index_select(0, pattern.rows), root.index_select(0, pattern.cols))
         scale = filled.rsqrt() if laplacian == "rw" else None
-    else:  # D⁻¹ A, and for "sym" it stands between D^½ and D^-½
+    else:  # D⁻¹ A; for "sym" it stands between D^½ and D^-½
         divisors = filled.index_select(0, pattern.rows)
         scale = filled.sqrt() if laplacian == "sym" else None
-        diagonal = None if kept is None else (degree == 0).to(weight.dtype)  # others may still read what it keeps
+        diagonal = None if kept is None else (degree == 0).to(weight.dtype)  # others may read what it keeps
     values = (weight / divisors if weight.requires_grad else divisors.reciprocal_().mul_(weight)).to(weight.dtype)
     return _Problem(Diffusion(pattern, values, diagonal, symmetric=symmetric), basis, scale=scale, kept=kept)
 
 
-def _times(fresh: Tensor, other: Tensor) -> Tensor:
-    """The product, in the memory of the first where no gradient asks for it: new memory costs more than the product."""
+def _product(fresh: Tensor, other: Tensor) -> Tensor:
+    """The product, in the memory of `fresh` unless a gradient needs it: new memory costs more than the product."""
     return fresh * other if fresh.requires_grad else fresh.mul_(other)
 
 
@@ -208,7 +209,7 @@ def _run(problem: _Problem, x: Tensor, times: Tensor, tol: float | None, gradien
     tau, last = times * rate, float(times.detach().amax())
     plan = plan_heat(float(tau.detach().amax()), tol, x.dtype, basis)
     check_plan(plan, last, tol, x.dtype, _CHEAPER, stacklevel=4)
-    extra = int(times.requires_grad)  # slopes are differences of weights: one more makes them as good as the values
+    extra = int(times.requires_grad)  # slopes are differences of weights, and need one more for the accuracy of values
     run = apply_recording if gradient == "autograd" else apply_recomputing
     start = x if scale is None else x / scale.to(x.dtype).unsqueeze(-1)
     z = run(op, start, weights(basis, tau, plan.terms + extra), basis)
@@ -217,9 +218,9 @@ def _run(problem: _Problem, x: Tensor, times: Tensor, tol: float | None, gradien
 
 
 def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> float:
-    """A rate c for which the spectrum of a symmetric 1 − L/c is in [−1, 1], or for which it is stochastic.
+    """A rate c such that 1 − L/c has its spectrum in [−1, 1] if it is symmetric, and is stochastic otherwise.
 
-    The former because λmax(D − A) ≤ λmax(D + A) ≤ ‖D⁻¹ (D + A) D‖∞, whatever the weights.
+    The former because λmax(D − A) ≤ λmax(D + A) ≤ ‖D⁻¹ (D + A) D‖∞, for any weights.
     """
     if not bool((degree > 0).any()):
         return 1.0
@@ -231,7 +232,7 @@ def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> 
 
 
 def _check_range(degree: Tensor) -> float:
-    """The least of the degrees. Products of two of them, but for zeros, and their quotients are numbers."""
+    """The least degree; products and quotients of two non-zero degrees must neither over- nor underflow."""
     least, largest = map(float, torch.aminmax(degree)) if degree.numel() else (1.0, 1.0)
     if least > 1e-150 and largest < 1e150:
         return least

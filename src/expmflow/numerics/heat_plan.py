@@ -1,4 +1,4 @@
-"""How many terms a heat kernel needs, what is proven of its error, and what is expected."""
+"""How many terms a heat kernel needs, and its error: proven and expected."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def plan_heat(
     sum_length: int | None = None,
     absolute_norm: float = 1.0,
 ) -> SeriesPlan:
-    """The terms that e^{τ(M − 1)} needs, what is proven of the error relative to ‖x‖, and what is expected.
+    """The terms that e^{τ(M − 1)} needs, with the proven and the expected error relative to ‖x‖.
 
-    What is left out is at most the sum of its weights: proven. The entries of M are rounded, which is felt τ times, and
-    so are all sums: 2u(τ + √terms) is expected, and nτu/16 more for sums of n = `sum_length` numbers of one sign.
-    Where `tol` is below this, the dtype cannot hold it, and `error_bound` says what is kept.
+    Truncation, proven: at most the sum of the omitted weights. Rounding, expected: the rounded entries of M are felt τ
+    times, and so are all sums, which adds 2u(τ + √terms), and nτu/16 more for sums of n = `sum_length` numbers of one
+    sign. If `tol` is below this, the dtype cannot hold it, and `error_bound` states the accuracy that is reached.
 
-    Proven of rounding, with ‖|M|‖ ≤ α = `absolute_norm`, each product off by at most γ ≈ (2n + 8)u times α: Chebyshev's
-    recurrence carries the error of a term on by polynomials of the second kind, so that T_k is off by at most
-    (2α + 1)γ k(k + 1)/2, and Σ w_k k² = τ; a power M^k by (1 + αγ)^k − 1, and Σ w_k (1 + αγ)^k = e^{ταγ}.
+    Rounding, proven: let ‖|M|‖ ≤ α = `absolute_norm`, and let each product be off by at most γ ≈ (2n + 8)u times α.
+    Chebyshev's recurrence propagates the error of a term by polynomials of the second kind, so T_k is off by at most
+    (2α + 1)γ k(k + 1)/2, and Σ w_k k² = τ. A power M^k is off by (1 + αγ)^k − 1, and Σ w_k (1 + αγ)^k = e^{ταγ}.
     """
     most = _reach(basis, tau)
     expect(most <= _MOST, f"a time that takes at most {_MOST:,} products", f"one that takes about {most:,}")
@@ -52,7 +52,8 @@ def _reach(basis: Basis, tau: float) -> int:
 
 
 def _proven_rounding(tau: float, terms: int, unit: float, basis: Basis, sum_length: int, absolute: float) -> float:
-    """Entries have the roundings of degrees in them, which are sums as long; weights those of their recurrence."""
+    """Entries contain the roundings of degrees, which are sums of the same length; weights those of their
+    recurrence."""
     product, sums = gamma(2 * sum_length + 8, unit), gamma(5 * terms + 8, unit)
     scaling = gamma(4, unit)
     if basis == "powers":

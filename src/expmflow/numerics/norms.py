@@ -1,4 +1,4 @@
-"""Power iteration: the 2-norm of an operator, estimated from below."""
+"""Power iteration: an estimate of an operator's 2-norm from below."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ def power_iteration(
     start: Tensor | None = None,
     return_vector: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """σ = ‖A v‖ after `iterations` rounds of v ← Aᵀ A v / ‖Aᵀ A v‖: never above ‖A‖, and rising towards it.
+    """σ = ‖A v‖ after `iterations` rounds of v ← Aᵀ A v / ‖Aᵀ A v‖: never above ‖A‖, and increasing towards it.
 
-    An estimate from below constrains a kernel in training, as in the paper; it certifies nothing: `op.norm_bound` does.
+    As an estimate from below it may constrain a kernel in training, as in the paper, but it certifies nothing; use
+    `op.norm_bound` for that.
 
     Args:
         op: the operator.
         event_shape: the shape of one event, without the batch.
         iterations: the number of rounds, two products each.
-        start: `(batch, *event)`, where to start: the vector of an earlier call makes one round enough. Random (with a
+        start: `(batch, *event)`, the initial vector: with that of an earlier call, one round is enough. Random (with a
             fixed seed) if None.
         return_vector: return `(sigma, vector)`.
 

@@ -1,17 +1,17 @@
-"""How many steps and terms the exponential series needs: a plan, what is proven of its error, and what is expected.
+"""How many steps and terms the exponential series needs: a plan, with its proven and its expected error.
 
-exp(A) = exp(A/s)^s, each factor by T terms of its series. With ‖A‖ ≤ ρ and ‖exp(tA)‖ ≤ e^{tμ}, μ ≥ 0, relative to the
-growth e^μ that the result itself may have:
+exp(A) = exp(A/s)^s, each factor by T terms of its series. Let ‖A‖ ≤ ρ and ‖exp(tA)‖ ≤ e^{tμ}, μ ≥ 0. Errors are
+relative to e^μ, the growth that the result itself may have:
 
-- Truncation, proven. One step leaves out R = Σ_{i>T} (ρ/s)^i / i!. Through all steps this grows to at most
+- Truncation, proven. One step omits R = Σ_{i>T} (ρ/s)^i / i!. Through all steps this grows to at most
   s R (1 + R)^{s-1} e^{-μ/s}.
-- Rounding, proven. An entry of A x that adds up n numbers is off by at most γ |A||x|, γ ≈ n u, so with ‖|A|‖ ≤ α one
+- Rounding, proven. An entry of A x that adds up n numbers is off by at most γ |A||x|, γ ≈ n u. So with ‖|A|‖ ≤ α, one
   step is off by at most ε = (γ α/s + γ_T) e^{ρ/s + γα/s}, and all of them by s ε (1 + R + ε)^{s-1} e^{-μ/s} (Higham,
-  2002, section 3; underflow apart). This is what numbers of one sign can do, where all roundings fall to one side.
-- Rounding, expected. Independent roundings add up like their square root (Higham and Mary, 2019), which gives
-  1.5 u √(sT) e^{ρ/s}: an estimate; the factor is twice what was ever measured with random numbers.
+  2002, section 3; underflow apart). This covers numbers of one sign, which may all round in the same direction.
+- Rounding, expected. Independent roundings accumulate like their square root (Higham and Mary, 2019), which gives
+  1.5 u √(sT) e^{ρ/s}. This is an estimate; its factor is twice the largest measured with random numbers.
 
-The expected error chooses the plan, for the proven one is pessimistic by orders of magnitude wherever signs are mixed.
+The expected error determines the plan, because the proven one is pessimistic by orders of magnitude for mixed signs.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _DEFAULT_TOL = {torch.float64: 1e-14, torch.float32: 1e-6}
 _MAX_TERMS = 200
 _MANY_PRODUCTS = 100_000  # seconds, whatever the operator
 _FEW = 64
-# the sizes ρ/s of a step that are worth trying: beyond 32 cancellation eats every digit of float64
+# step sizes ρ/s to try: beyond 32, cancellation destroys every digit of float64
 _STEP_SIZES = tuple(32.0 * 0.985**i for i in range(480))
 
 
 @dataclass(frozen=True)
 class SeriesPlan:
-    """`steps` times `terms` products, and their error relative to e^{max(μ, 0)} ‖x‖: what is proven, what is expected.
+    """`steps` times `terms` products, with their proven and expected error relative to e^{max(μ, 0)} ‖x‖.
 
     Attributes:
         steps: s.
         terms: T.
-        error_bound: the error to expect, `truncation_bound + expected_rounding`.
-        truncation_bound: proven, of what the series leaves out.
-        rounding_bound: proven, of rounding at its worst; infinite where nobody said how long the operator's sums are.
-        expected_rounding: of rounding, where not all of it falls to one side.
+        error_bound: the expected error, `truncation_bound + expected_rounding`.
+        truncation_bound: a proven bound on the omitted terms of the series.
+        rounding_bound: a proven bound on worst-case rounding; infinite if the length of the operator's sums is unknown.
+        expected_rounding: the rounding error to expect if roundings do not all go in the same direction.
     """
 
     steps: int
@@ -69,7 +69,7 @@ class SeriesPlan:
 
 
 def default_tol(dtype: torch.dtype) -> float:
-    """The tolerance used when none is given: 1e-6 in float32, 1e-14 in float64, the spacing of anything coarser."""
+    """The tolerance used when none is given: 1e-6 in float32, 1e-14 in float64, the spacing of coarser dtypes."""
     return _DEFAULT_TOL.get(dtype, torch.finfo(dtype).eps)
 
 
@@ -84,17 +84,17 @@ def plan_series(
 ) -> SeriesPlan:
     """The plan with the fewest products whose truncation and expected rounding together stay within `tol`.
 
-    Errors are relative to e^{max(μ, 0)} ‖x‖, μ being any bound of the operator's log-norm. `certify` asks an operator
-    for all that is needed here.
+    Errors are relative to e^{max(μ, 0)} ‖x‖, with μ any bound of the operator's log-norm. `certify` collects these
+    arguments from an operator.
 
     Args:
         norm: an upper bound of ‖A‖ (`op.norm_bound(event_shape)`).
-        tol: the tolerance; the dtype's default if None. Where the dtype cannot hold it at this norm, it is doubled
-            until it can; `error_bound` says what is kept.
+        tol: the tolerance; the dtype's default if None. If the dtype cannot hold it at this norm, it is doubled until
+            it can; `error_bound` states the accuracy that is reached.
         dtype: the arithmetic that the series runs in.
         log_norm: an upper bound of λmax((A + Aᵀ)/2) if known: growth makes the same error relatively smaller.
-        sum_length: how many numbers an entry of A x adds up (`op.sum_length(event_shape)`), without which nothing is
-            proven of rounding.
+        sum_length: how many numbers an entry of A x adds up (`op.sum_length(event_shape)`); without it there is no
+            proven bound on rounding.
         absolute_norm: an upper bound of ‖|A|‖ (`op.absolute_norm_bound(event_shape)`); √sum_length · norm if not given,
             which holds where no column of A has more entries than a row.
 
@@ -120,14 +120,14 @@ def plan_series(
 
 
 def with_rounding(plan: SeriesPlan, bound: float) -> SeriesPlan:
-    """The plan with what is proven of its rounding, than which no more is expected."""
+    """The plan with a proven bound on its rounding, which also caps the expected rounding."""
     expected = min(plan.expected_rounding, bound)
     error = plan.truncation_bound + expected
     return replace(plan, error_bound=error, rounding_bound=bound, expected_rounding=expected)
 
 
 def fixed_plan(norm: float, terms: int, dtype: torch.dtype, log_norm: float = 0.0) -> SeriesPlan:
-    """The plan of the paper's series, cut after `terms`, and its error."""
+    """The plan of the paper's series, truncated after `terms`, and its error."""
     return _with_errors(norm, 1, terms, torch.finfo(dtype).eps / 2, min(max(log_norm, 0.0), norm))
 
 
@@ -141,10 +141,10 @@ def proven_rounding(
     *,
     collapses: bool = False,
 ) -> float:
-    """The worst that rounding can do, as the module's docstring derives it.
+    """The worst that rounding can do, as derived in the module's docstring.
 
-    Six roundings more than its sum has numbers are those of an entry of t·A/(s·i). A series that may be added up as one
-    matrix first is, in absolute values, Σ |A|^i / i!, through as many sums and one more.
+    The sum of n numbers is charged with six more roundings, for an entry of t·A/(s·i). A series that may first be
+    summed as one matrix is, in absolute values, Σ |A|^i / i!, with as many sums and one more.
     """
     steps, terms, size = plan.steps, plan.terms, absolute_norm / plan.steps
     product, sums = gamma(sum_length + 6, unit), gamma(terms, unit)
@@ -186,7 +186,7 @@ def check_plan(
 
 
 def log_remainder(size: float, terms: int) -> float:
-    """The logarithm of Σ_{i > terms} size^i / i!, bounded by its first term and the geometric series beyond it."""
+    """The logarithm of Σ_{i > terms} size^i / i!, bounded by its first term and a geometric series."""
     if size == 0:
         return -math.inf
     if size >= terms + 2:
@@ -195,7 +195,7 @@ def log_remainder(size: float, terms: int) -> float:
 
 
 def series_error(norm: float, steps: int, terms: int, unit: float, log_norm: float = 0.0) -> float:
-    """The error to expect of a given plan; `unit` is the unit roundoff."""
+    """The expected error of a given plan; `unit` is the unit roundoff."""
     return _truncation(norm, steps, terms, log_norm) + _rounding(norm, steps, terms, unit, log_norm)
 
 
@@ -214,7 +214,7 @@ def _with_errors(norm: float, steps: int, terms: int, unit: float, log_norm: flo
 def _rounding(norm: float, steps: int, terms: int, unit: float, log_norm: float) -> float:
     """A rounding of the terms is at most e^{ρ/s}, one of the result at most e^μ; the latter grows with the result.
 
-    Those of the operator's own numbers are the same in every product, and add up: they are felt ρ times.
+    Roundings of the operator's own entries are the same in every product, and accumulate: they count ρ times.
     """
     of_terms = _ROUNDINGS_PER_PRODUCT * unit * math.sqrt(steps * terms) * _exp((norm - log_norm) / steps)
     return of_terms + 2 * unit * norm
@@ -235,7 +235,7 @@ def _plan(norm: float, tol: float, unit: float, log_norm: float) -> SeriesPlan:
             most = _MAX_TERMS if best is None else (best.products - 1) // steps
             for terms in range(1, most + 1):
                 if _rounding(norm, steps, terms, unit, log_norm) > tol:
-                    break  # and more terms round more
+                    break  # more terms would add more rounding
                 if series_error(norm, steps, terms, unit, log_norm) <= tol:
                     best = _with_errors(norm, steps, terms, unit, log_norm)
                     break
@@ -245,6 +245,6 @@ def _plan(norm: float, tol: float, unit: float, log_norm: float) -> SeriesPlan:
 
 
 def _candidates(norm: float) -> Iterator[int]:
-    """Numbers of steps, from few to many; the search seldom gets beyond the first ones."""
+    """Numbers of steps, in increasing order; the search rarely goes beyond the first ones."""
     yield from range(1, _FEW + 1)
     yield from sorted({steps for size in _STEP_SIZES if (steps := math.ceil(norm / size)) > _FEW})

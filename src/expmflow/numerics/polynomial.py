@@ -5,8 +5,8 @@ Chebyshev's terms follow from p_{k+1} = 2 M p_k − p_{k−1}, p_1 = M x, p_0 = 
     a_k = w_k g + 2 M a_{k+1} − a_{k+2},    a_0 = w_0 g + M a_1 − a_2,
 
 a_0 is the gradient of x, that of w_k is ⟨g, p_k⟩, and that of a parameter θ of M is Σ_k ⟨a_{k+1}, (∂M/∂θ) p_k⟩, twice
-for k > 0. The recurrence runs backwards as well as forwards: the last two terms give all others, the last first, which
-is the order in which the backward pass wants them. So its memory does not grow with the number of terms.
+for k > 0. The recurrence runs backwards as well as forwards: the last two terms determine all others, in the order in
+which the backward pass needs them. So its memory does not grow with the number of terms.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from expmflow.operators.diffusion import Diffusion
 
 
 def apply_recomputing(op: Diffusion, x: Tensor, weights: Tensor, basis: Basis) -> Tensor:
-    """`(K, *x.shape)`, one sum for each row of `weights`, `(K, terms + 1)`; next to nothing is kept between the passes.
+    """`(K, *x.shape)`, one sum for each row of `weights`, `(K, terms + 1)`; stores almost nothing between the passes.
 
-    Chebyshev's sum keeps its last two terms, and needs a symmetric operator; that of powers keeps `x`.
+    Chebyshev's sum stores its last two terms, and needs a symmetric operator; the sum of powers stores `x`.
     """
     if basis == "powers":
         return cast(Tensor, checkpoint(apply_recording, op, x, weights, basis, use_reentrant=False))
@@ -34,7 +34,7 @@ def apply_recomputing(op: Diffusion, x: Tensor, weights: Tensor, basis: Basis) -
 
 
 def apply_recording(op: Diffusion, x: Tensor, weights: Tensor, basis: Basis) -> Tensor:
-    """The same as autograd records it: every term stays alive."""
+    """The same, recorded by autograd: every term stays in memory."""
     columns = weights.to(x.dtype)[..., None, None].unbind(1)
     before, p, z = x, x, columns[0] * x
     for k, column in enumerate(columns[1:]):
@@ -90,7 +90,7 @@ class _Chebyshev(torch.autograd.Function):
                 a, after = op.apply_into(after, a, alpha=factor, beta=-1.0), a
             for g, weight in zip(grad, rows[k], strict=True):
                 a.add_(g, alpha=weight)
-            if k > 1 and (needs_weights or needs_parameters):  # what was saved stays as it is
+            if k > 1 and (needs_weights or needs_parameters):  # saved tensors must not change
                 p = p.clone() if k >= last - 1 else p
                 before, p = op.apply_into(p, before, alpha=2.0, beta=-1.0), before
             else:

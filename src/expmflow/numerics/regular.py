@@ -14,9 +14,10 @@ from expmflow._transformed import transformed
 def is_regular(matrices: Tensor, scale: Tensor) -> bool:
     """Whether all of the `(…, n, n)` matrices can be inverted, as far as rounding can tell.
 
-    Rounding is relative to `scale`, `(…, n)`: how large the terms are that each row is the sum of. They may cancel.
+    Rounding is relative to `scale`, `(…, n)`: the size of the terms that each row is the sum of. They may cancel.
 
-    Reads the numbers, so `torch.compile` and `torch.func` take them to be regular. NaN is not.
+    The check reads the numbers, so under `torch.compile` and `torch.func` matrices are assumed regular. NaN is not
+    regular.
     """
     if torch.compiler.is_compiling() or matrices.numel() == 0 or transformed(matrices):
         return True

@@ -1,4 +1,4 @@
-"""exp(tA)x by its power series: the paper's Algorithms 1 and 2, with a plan that knows its error."""
+"""exp(tA)x by its power series: the paper's Algorithms 1 and 2, with a plan that bounds the error."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ def expm_apply(
     terms: int | SeriesPlan | None = None,
     gradient: Gradient = "recompute",
 ) -> Tensor:
-    """exp(t·A) x for an operator A that need only be applied, never stored; exp(−t·A) inverts it.
+    """exp(t·A) x for an operator A that only needs to be applied, never stored; exp(−t·A) inverts it.
 
-    With `tol` the error is expected to be at most tol · e^{max(μ, 0)} · ‖x‖, μ the log-norm bound of t·A: the number of
-    products follows from the norm bound. Of truncation that is proven; rounding can do more to numbers of one sign, and
-    `certify` says how much at worst. With `terms` it is the paper's series, cut after that many terms.
+    With `tol` the number of products follows from the norm bound, and the error is expected to be at most tol ·
+    e^{max(μ, 0)} · ‖x‖, with μ the log-norm bound of t·A. The truncation error is proven. Rounding can be larger for
+    numbers of one sign; `certify` states its worst case. With `terms` it is the paper's series, truncated after that
+    many terms.
 
     Args:
         op: the operator A.
         x: `(batch, *event)`, of the operator's dtype.
-        t: a number, a scalar tensor (its gradient flows), or K times at once, which adds an axis of length K in front.
+        t: a number, a scalar tensor (its gradient flows), or K times at once, which add a leading axis of length K.
         tol: the tolerance; follows the dtype if None, and is never below what the dtype can hold (see `plan_series`).
         terms: a fixed number of terms, or a whole `SeriesPlan`, instead of a tolerance.
-        gradient: `"recompute"` keeps only `x` and the parameters between the passes, and recomputes in the backward
-            pass, which holds O(steps + terms) buffers while it runs. `"autograd"` keeps every term, is faster where
-            memory allows, and can be differentiated twice. Both give the same gradient to rounding.
+        gradient: `"recompute"` stores only `x` and the parameters between the passes, and recomputes the terms in the
+            backward pass, which holds O(steps + terms) buffers. `"autograd"` stores every term, is faster where memory
+            allows, and can be differentiated twice. Both give the same gradient to rounding.
 
     A `t` of which the dtype keeps no digit is refused, and one that takes more than 100,000 products is warned of.
 
@@ -67,7 +68,7 @@ def expm_apply(
     device_type = _device_type(op, x)
     coarse = isinstance(x, Tensor) and x.is_floating_point() and torch.is_autocast_enabled(device_type)
     if coarse and op.parameters:
-        x = x.to(op.parameters[0].dtype)  # networks may be coarse, the series is not
+        x = x.to(op.parameters[0].dtype)  # networks may run in half precision, the series must not
     with without_autocast(device_type):
         op.check_input(x)
         times = _as_times(t, x)
@@ -82,12 +83,12 @@ def expm_apply(
 def truncated_series(multiples: Sequence[LinearOperator], x: Tensor) -> Tensor:
     """The paper's Algorithm 2: z = Σ_{i ≤ T} Aⁱx / i!, by p_0 = x, p_i = A p_{i−1} / i.
 
-    `multiples` are A/1, A/2, …, A/T: to divide the parameters once is cheaper than to divide every product.
+    `multiples` are A/1, A/2, …, A/T: dividing the parameters once is cheaper than dividing every product.
     """
     p = z = x
     for multiple in multiples:
         p = multiple.apply(p)
-        z = z + p if z is x or torch.compiler.is_compiling() else z.add_(p)  # sums cost less where they already are
+        z = z + p if z is x or torch.compiler.is_compiling() else z.add_(p)  # in place, which is faster
     return z
 
 
@@ -97,7 +98,7 @@ def _multiples(op: LinearOperator, plan: SeriesPlan) -> list[LinearOperator]:
 
 
 def apply_series(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
-    """`plan.steps` times the series of A / steps; every term stays alive if autograd records it."""
+    """`plan.steps` times the series of A / steps; every term stays in memory if autograd records it."""
     whole = None if torch.is_grad_enabled() else op.collapsed(plan.steps, plan.terms, x.shape[0])
     if whole is not None:
         return whole.apply(x)
@@ -108,7 +109,7 @@ def apply_series(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
 
 
 def apply_recording(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
-    """The series as autograd records it; the gradient comes in with the layout that the products have."""
+    """The series as autograd records it; the gradient arrives in the memory layout of the products."""
     z = apply_series(op, x, plan)
     if z.requires_grad and not torch.compiler.is_compiling():
         strides = z.stride()
@@ -117,7 +118,7 @@ def apply_recording(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
 
 
 def apply_recomputing(op: LinearOperator, x: Tensor, plan: SeriesPlan) -> Tensor:
-    """The same with the gradient of `numerics/gradient.py`, for which nothing but x and the parameters is kept."""
+    """The same with the gradient of `numerics/gradient.py`, which stores only x and the parameters."""
     if torch.compiler.is_compiling() and not op.traceable:
         return cast(Tensor, checkpoint(apply_series, op, x, plan, use_reentrant=False))
     return _Recompute.apply(op, plan, x, *op.parameters)
@@ -182,11 +183,11 @@ def apply_at(
 def plan_for(
     op: LinearOperator, t: float | Tensor, event_shape: Sequence[int], dtype: torch.dtype, tol: float | None
 ) -> SeriesPlan:
-    """The plan for t·A. What is known of A is kept, so its bounds are asked for, where those of t·A follow."""
+    """The plan for t·A. The bounds of A are cached, so those of t·A are derived from them."""
     factor = torch.as_tensor(t, dtype=torch.float64).detach()
     norm, asked = op.norm_bound(event_shape) * factor.abs(), default_tol(dtype) if tol is None else tol
     plan = plan_series(norm, tol, dtype)
-    if plan.steps == 1 and plan.error_bound <= asked:  # knowing the growth would save a term, and costs like the norm
+    if plan.steps == 1 and plan.error_bound <= asked:  # the log-norm costs as much as the norm, and would save a term
         return plan
     return plan_series(norm, tol, dtype, log_norm=log_norm_at(op, factor, event_shape))
 
@@ -206,10 +207,10 @@ def _at_times(
     terms: int | SeriesPlan | None,
     gradient: Gradient,
 ) -> Tensor:
-    """All times in one sweep: each starts where its predecessor on the same side of zero arrived, or again from x.
+    """All times in one sweep: each starts from the result of its predecessor on the same side of zero, or again from x.
 
-    Errors add up along the way. Where they would exceed the tolerance, it may take half as many products again as lead
-    straight from x to where it is, and no more.
+    Errors accumulate along the way. Where they would exceed the tolerance, the plan from the predecessor may take at
+    most half as many products more than the way straight from x; otherwise the sweep starts again from x.
     """
     if terms is not None:
         return torch.stack([apply_at(op, x, t, tol, terms, gradient) for t in times])
@@ -253,7 +254,7 @@ def _plans(norm: float, log_norm: float, dtype: torch.dtype) -> Callable[[float,
 
 
 def _check_overflow(z: Tensor, x: Tensor) -> None:
-    """Raise where a finite `x` has no finite image."""
+    """Raise if a finite `x` has a result that is not finite."""
     if torch.compiler.is_compiling() or transformed(z) or _is_finite(z.detach()) or not _is_finite(x.detach()):
         return
     expect(

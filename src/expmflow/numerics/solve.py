@@ -1,4 +1,4 @@
-"""Fixed points, with the evidence that they were reached, and gradients through them."""
+"""Fixed points with a verified residual, and gradients through them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class Solution:
-    """The value an iteration reached, after how many rounds, and how far from a solution it is (largest entry)."""
+    """The value an iteration reached, the number of rounds it took, and its residual (largest entry)."""
 
     value: Tensor
     iterations: int
@@ -26,7 +26,7 @@ class Solution:
 
 
 class ConvergenceError(RuntimeError):
-    """An iteration ended above its tolerance; `solution` holds what it had reached."""
+    """An iteration ended above its tolerance; `solution` holds the last iterate."""
 
     def __init__(self, message: str, solution: Solution) -> None:
         super().__init__(message)
@@ -45,15 +45,15 @@ def fixed_point(
     """Solve x + g(x) = y for x by x ← y − g(x), starting at x = y.
 
     Converges if g is a contraction, and also if its Jacobian is triangular with a diagonal inside (−1, 1). Rows of the
-    batch that have converged are left alone while the others go on.
+    batch that have converged are frozen while the others go on.
 
     Args:
         g: maps `(batch, *event)` to the same shape, each row on its own.
         y: the right-hand side.
         tol: the largest entry of |x + g(x) − y| that counts as solved, relative to max(1, max |y|).
-        max_iterations: the number of evaluations of g after which to give up.
-        raise_on_failure: raise `ConvergenceError` then; otherwise `converged` is False.
-        pass_rows: call `g(x, rows)`, with the places in the batch of the rows that are still sought.
+        max_iterations: the largest number of evaluations of g.
+        raise_on_failure: raise `ConvergenceError` if a row is not solved by then; otherwise `converged` is False.
+        pass_rows: call `g(x, rows)`, with the batch indices of the rows that are not yet solved.
 
     Example:
         >>> solution = fixed_point(lambda x: 0.5 * torch.sin(x), torch.ones(1, 3))
@@ -74,18 +74,18 @@ def triangular_fixed_point(
     start: Tensor | None = None,
     raise_on_failure: bool = True,
 ) -> Solution:
-    """Solve u + f(u) = v for f with a triangular Jacobian, of which the diagonal is known.
+    """Solve u + f(u) = v for f with a triangular Jacobian whose diagonal is known.
 
-    u ← u − (u + f(u) − v) / (1 + diag), which converges if the diagonal stays within ±½; rows that do not settle start
-    again with u ← v − f(u), which converges if it stays within ±1.
+    Iterates u ← u − (u + f(u) − v) / (1 + diag), which converges if the diagonal stays within ±½. Rows that do not
+    settle start again with u ← v − f(u), which converges if it stays within ±1.
 
     Args:
-        f: maps `(u, rows)`, the rows still sought and their places in the batch, to `(f(u), diagonal)`.
+        f: maps `(u, rows)`, the unsolved rows and their batch indices, to `(f(u), diagonal)`.
         v: the right-hand side, `(batch, *event)`.
         tol: as for `fixed_point`.
         max_iterations: for each of the two iterations.
         start: the first u; v if None.
-        raise_on_failure: raise `ConvergenceError` for what neither solves; otherwise `converged` is False.
+        raise_on_failure: raise `ConvergenceError` if a row is solved by neither; otherwise `converged` is False.
     """
     search = _Search(f, v, tol, start)
     search.run(max_iterations, preconditioned=True)
@@ -96,7 +96,7 @@ def triangular_fixed_point(
 
 
 class _Search:
-    """x + g(x) = y, row by row; rows that are solved are frozen."""
+    """x + g(x) = y, row by row; solved rows are frozen."""
 
     def __init__(self, evaluate: Evaluate, y: Tensor, tol: float | None, start: Tensor | None = None) -> None:
         expect_untraced("an iteration, whose rounds depend on its input")
@@ -114,7 +114,7 @@ class _Search:
         self.iterations = 0
 
     def run(self, max_iterations: int, *, preconditioned: bool) -> None:
-        """Iterate until all rows are solved, lost or out of iterations; `active` are those that are not solved."""
+        """Iterate until every row is solved, lost or out of iterations; `active` are the rows that are not solved."""
         expect_count(max_iterations, "max_iterations")
         if transformed(self.y):
             return self._run_together(max_iterations, preconditioned=preconditioned)
@@ -132,13 +132,13 @@ class _Search:
             unsolved = finite & (self.residual[rows] > self.tol * self.scale[rows])
             step = defect / (1 + diagonal) if preconditioned and diagonal is not None else defect
             self.active = rows[unsolved]
-            lost.append(rows[~finite])  # no number comes back from NaN
-            if remaining:  # otherwise nobody would see the residual of the next value
+            lost.append(rows[~finite])  # an iterate that is NaN stays NaN
+            if remaining:  # otherwise the residual of the next iterate would never be computed
                 self.x = self.x.index_copy(0, self.active, (x - step)[unsolved])
         self.active = torch.cat([self.active, *lost])
 
     def _run_together(self, max_iterations: int, *, preconditioned: bool) -> None:
-        """As `run` inside `torch.func`, where rows cannot be told apart: all go on until the last of them is solved."""
+        """As `run`, for `torch.func`, which cannot select rows: all rows go on until the last of them is solved."""
         for remaining in reversed(range(max_iterations)):
             value, diagonal = self.evaluate(self.x, self.active)
             defect = self.x + value - self.y
@@ -168,7 +168,7 @@ class _Search:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """The largest entry of each row, in absolute value."""
+    """The largest absolute entry of each row."""
     return x.abs().reshape(x.shape[0], -1).amax(1) if x.numel() else x.new_zeros(x.shape[0])
 
 
@@ -177,9 +177,9 @@ def with_implicit_gradient(
 ) -> Tensor:
     """`solution` of u + f(u) = v with its exact gradient in v and in the parameters of f.
 
-    By the implicit function theorem the gradient g of u passes on as w with (I + J)ᵀ w = g, J the Jacobian of f at u.
-    J is triangular with diagonal diag, so w ← w − (w + Jᵀw − g) / (1 + diag) solves for it as in the forward direction.
-    The iterations that found `solution` are not differentiated, and neither are these: there is no second derivative.
+    By the implicit function theorem, the gradient g of u becomes w with (I + J)ᵀ w = g, J the Jacobian of f at u. J is
+    triangular with diagonal diag, so w ← w − (w + Jᵀw − g) / (1 + diag) solves for w as in the forward direction.
+    Neither the iterations that computed `solution` nor these are differentiated: there is no second derivative.
     """
     if transformed(solution, v):
         return _unrolled(f, solution, v, max_iterations)
@@ -190,7 +190,7 @@ def with_implicit_gradient(
     tol = 64 * torch.finfo(v.dtype).eps
 
     def solve(g: Tensor | None) -> Tensor | None:
-        if g is None:  # nobody asks
+        if g is None:  # no gradient is wanted
             return None
         if torch.is_grad_enabled():
             raise RuntimeError("Expected a first derivative through an inverse; got a request for a second one.")
@@ -201,7 +201,7 @@ def with_implicit_gradient(
                 (back,) = torch.autograd.grad(value, u, w, retain_graph=True)
                 defect = w + back - g
                 residual = _largest(defect)
-                # of what is added up in a row, rounding leaves so much; a gradient may vanish
+                # the rounding error of a row's sum; a gradient may vanish
                 if bool((residual <= tol * scale.maximum(_largest(w)) + least).all()):
                     return w
                 if not bool(torch.isfinite(residual).all()):
@@ -221,16 +221,17 @@ def with_implicit_gradient(
 
 
 def _unrolled(f: Callable[[Tensor], tuple[Tensor, Tensor]], solution: Tensor, v: Tensor, max_iterations: int) -> Tensor:
-    """As `with_implicit_gradient` inside `torch.func`, which takes no hooks: steps that torch differentiates.
+    """As `with_implicit_gradient`, for `torch.func`, which takes no hooks: iterations that torch differentiates.
 
-    Each step leaves u where it is, and of the error of its derivative N = I − (I + J) / (1 + diag), a triangular matrix
-    without a diagonal. How many it takes shows in the derivative along one direction, which is followed beside them.
+    Each iteration leaves u unchanged, and multiplies the error of its derivative by N = I − (I + J) / (1 + diag), a
+    strictly triangular matrix. The derivative along one direction is computed alongside, and shows how many iterations
+    are needed.
     """
     with torch.no_grad():
         _, diagonal = f(solution)
     slope, tol = 1 + diagonal.detach(), 64 * torch.finfo(v.dtype).eps
     u, residual = solution.detach(), 1.0
-    direction = torch.cos(torch.arange(v.numel(), dtype=v.dtype, device=v.device)).reshape(v.shape)  # like no other
+    direction = torch.cos(torch.arange(v.numel(), dtype=v.dtype, device=v.device)).reshape(v.shape)  # generic
     for _ in range(max_iterations):
         u = u - (u + f(u)[0] - v) / slope
         turned = torch.func.jvp(lambda point: f(point)[0], (solution.detach(),), (direction,))[1]

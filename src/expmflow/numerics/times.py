@@ -1,4 +1,4 @@
-"""Several times at once, as users give them."""
+"""Several times at once, in the forms that users pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from expmflow._validation import expect, expect_type
 
 
 def vector_of_times(times: Sequence[float | Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A list of times as a tensor, through which the gradients of those that are tensors flow."""
+    """A list of times as a tensor, through which gradients flow to the times that are tensors."""
     if not any(isinstance(time, Tensor) for time in times):
         try:
             return torch.tensor(times, dtype=dtype, device=device)

@@ -1,9 +1,9 @@
-"""Inverses of autoregressive convolutions, an anti-diagonal of the image at a time.
+"""Inverses of autoregressive convolutions, one anti-diagonal of the image at a time.
 
 A convolution whose outputs depend on points above and to the left of them is a triangular system. Point (i, j) needs
-those with smaller i + j only, so that all points of an anti-diagonal, in all images, are found at once: H + W − 1 small
-products of matrices, in place of H·W. The same holds for square tiles of points in the place of points, which are
-channels then: fewer and larger products, of which a machine makes more in the same time.
+only points with smaller i + j, so all points of an anti-diagonal, in all images, are solved at once: H + W − 1 small
+matrix products instead of H·W. The same holds for square tiles of points, whose entries act as channels: the products
+are fewer and larger, which is faster.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor
 
 from expmflow.numerics.regular import condition
 
-KEPT_TILE = 48  # entries of a tile, at most: above, products cost more than the steps that they save (measured)
-TILE = 12  # the same where systems are solved for one batch only, and bringing them to tiles counts
+KEPT_TILE = 48  # the most entries of a cached tile: with more, products cost more than the steps they save (measured)
+TILE = 12  # the same for systems that are solved for one batch only, where building the tiles counts
 
 
 class CornerSystem(NamedTuple):
-    """Σ taps[a, b] y[i − a, j − b] + bias = v[i, j], the border zero: of `reverse`, i + a and j + b.
+    """Σ taps[a, b] y[i − a, j − b] + bias = v[i, j], zero outside the image; with `reverse`, i + a and j + b.
 
     Args:
         taps: `(p, q, C, C)`.
         inverse: of taps[0, 0].
         bias: `(C,)`.
-        reverse: whether points need those below and to the right of them.
+        reverse: whether points depend on those below and to the right of them.
     """
 
     taps: Tensor
@@ -39,15 +39,15 @@ class CornerSystem(NamedTuple):
     reverse: bool
 
     def normalized(self) -> tuple[Tensor, Tensor]:
-        """Taps and a bias that go with v after a product with `inverse`; at [0, 0] stands the identity."""
+        """Taps and bias of the system multiplied by `inverse`; taps[0, 0] becomes the identity."""
         return self.inverse @ self.taps, -self.inverse @ self.bias
 
 
 def solve_corners(systems: Sequence[CornerSystem], v: Tensor) -> Tensor:
-    """Solve the systems one after the other, each for what the one before it gave: `(batch, C, H, W)`.
+    """Solve the systems in turn, each for the solution of the one before: `(batch, C, H, W)`.
 
     Differentiable any number of times. `solve_tiled(tile_corners(systems, v.shape[1:]), v)` is the same without
-    gradients, and its first half may be kept for other images.
+    gradients, and `tile_corners(…)` can be cached for other images.
 
     Example:
         >>> taps, unit = torch.tensor([[1.0, -1.0]]).reshape(1, 2, 1, 1), torch.ones(1, 1)  # y[i, j] − y[i, j − 1] = 1
@@ -64,16 +64,17 @@ def solve_corners(systems: Sequence[CornerSystem], v: Tensor) -> Tensor:
 
 
 def corner_solve(taps: Tensor, v: Tensor, *, reverse: bool = False) -> Tensor:
-    """Solve y[i, j] + Σ taps[a, b] y[i − a, j − b] = v[i, j] for y; the sum is without a = b = 0, the border zero.
+    """Solve y[i, j] + Σ taps[a, b] y[i − a, j − b] = v[i, j] for y; the sum omits a = b = 0, and y is zero outside the
+    image.
 
-    As many products as the convolution itself has, or two to four times as many where points are taken in tiles.
+    As many products as the convolution itself has, or two to four times as many if points are taken in tiles.
     Differentiable any number of times: the adjoint of an inverse is the inverse of the adjoint, which is again such a
     system.
 
     Args:
-        taps: `(p, q, C, C)`; what stands at [0, 0] is not used.
+        taps: `(p, q, C, C)`; the tap at [0, 0] is not used.
         v: `(batch, C, H, W)`.
-        reverse: i + a and j + b in the place of i − a and j − b.
+        reverse: i + a and j + b instead of i − a and j − b.
 
     Example:
         >>> taps = torch.tensor([[0.0, -1.0], [0.0, 0.0]]).reshape(2, 2, 1, 1)  # y[i, j] − y[i, j − 1] = 1
@@ -118,7 +119,7 @@ class _CornerSolve(torch.autograd.Function):
 
 
 class _Sweep(NamedTuple):
-    """One anti-diagonal after the other: to `rows` comes Σ rows[:, columns] @ matrix of tiles `down` and `along`.
+    """A sweep over anti-diagonals: each tile's row gains Σ rows[:, columns] @ matrix of the tiles at (`down`, `along`).
 
     `along` counts anti-diagonals.
     """
@@ -129,13 +130,13 @@ class _Sweep(NamedTuple):
 
 
 class TiledCorners(NamedTuple):
-    """Systems for square tiles of points in the place of points.
+    """Systems for square tiles of points instead of points.
 
     Args:
-        kernel: of a convolution that makes the entries of tiles out of images: `(entries, C, side, side)`.
-        origin: what it makes of the image that zero solves: `(rows of tiles, columns of tiles, 1, entries)`.
-        sweeps: one after the other.
-        condition: the largest of the bases that sweeps are brought to: rounding may grow by as much.
+        kernel: a convolution that maps images to the entries of tiles: `(entries, C, side, side)`.
+        origin: its result for the image that zero solves: `(rows of tiles, columns of tiles, 1, entries)`.
+        sweeps: applied in turn.
+        condition: the largest condition of the bases that sweeps are written in, by which rounding may grow.
     """
 
     kernel: Tensor
@@ -145,16 +146,16 @@ class TiledCorners(NamedTuple):
 
 
 def tile_corners(systems: Sequence[CornerSystem], origin: Tensor) -> TiledCorners:
-    """What the solutions of these systems have in common; without gradients.
+    """The part of solving these systems that does not depend on the image; without gradients.
 
     To solve a system is to multiply each tile by a matrix, and then to sweep over the anti-diagonals. Here the products
-    of all systems come first, as one; a sweep is brought to the basis that the products behind it lead to. It sees no
-    more of a tile for that where directions alternate: the border that it looks at sees itself alone. In a basis that
-    is ill-conditioned it loses digits (`condition`), which systems that are solved one by one do not.
+    of all systems are merged into one that comes first, and each sweep is written in the basis of the products after
+    it. If directions alternate, a sweep still reads only the border of a tile, because that border depends on itself
+    alone. An ill-conditioned basis costs digits (see `condition`); systems that are solved one by one keep them.
 
     Args:
-        systems: one after the other.
-        origin: `(C, H, W)`, the image of which zero is the solution: what all biases make together.
+        systems: solved in turn.
+        origin: `(C, H, W)`, the image whose solution is zero: the combined effect of all biases.
     """
     channels, tall = len(origin), _tall(origin.shape)
     side = _tile_side(origin.shape, KEPT_TILE)
@@ -173,7 +174,7 @@ def tile_corners(systems: Sequence[CornerSystem], origin: Tensor) -> TiledCorner
 
 
 def _in_basis(sweep: _Sweep, basis: Tensor, back: Tensor) -> _Sweep:
-    """The same for tiles that are multiplied by `basis`, of which `back` is the inverse."""
+    """The same sweep for tiles that are multiplied by `basis`, whose inverse is `back`."""
     others = []
     for down, along, columns, matrix in sweep.others:
         matrix = back[:, columns] @ matrix @ basis
@@ -184,11 +185,11 @@ def _in_basis(sweep: _Sweep, basis: Tensor, back: Tensor) -> _Sweep:
 
 
 def solve_tiled(tiled: TiledCorners, v: Tensor) -> Tensor:
-    """The solutions for `(batch, C, H, W)`: each anti-diagonal a block of rows, tile by tile and image by image.
+    """The solutions for `(batch, C, H, W)`: each anti-diagonal is a block of rows, ordered by tile and then by image.
 
-    What lies outside the image stays zero: tiles above and below it have rows of their own, and tiles beside it have
-    those that the shorter anti-diagonals leave free. Twice the memory of the image, or so: anti-diagonals run along
-    the longer side, lest a narrow image need as much as a square one.
+    Tiles outside the image stay zero: those above and below it have rows of their own, and those beside it use the rows
+    that shorter anti-diagonals leave free. This takes about twice the memory of the image. Anti-diagonals run along the
+    longer side; otherwise a narrow image would need as much as a square one.
     """
     if v.numel() == 0:
         return v.clone()
@@ -212,22 +213,22 @@ def _solve_wide(tiled: TiledCorners, v: Tensor) -> Tensor:
 
 
 def _entries(v: Tensor, kernel: Tensor) -> Tensor:
-    """Of each tile, by a convolution: `(rows of tiles, columns of tiles, batch, entries)`."""
+    """The entries of each tile, by a convolution: `(rows of tiles, columns of tiles, batch, entries)`."""
     return F.conv2d(v, kernel, stride=kernel.shape[2]).permute(2, 3, 0, 1)
 
 
 def _kernel(first: Tensor, side: int) -> Tensor:
-    """Of the convolution that multiplies the points of each tile, row by row, by this matrix from the right."""
+    """The kernel of a convolution that multiplies the entries of each tile by this matrix from the right."""
     return first.mT.contiguous().unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
 
 
 def _each_point(inverse: Tensor, side: int) -> Tensor:
-    """A product with a matrix at each point of a tile, as one from the right."""
+    """A product with a matrix at each point of a tile, as one product from the right."""
     return torch.block_diag(*[inverse.mT] * side**2)
 
 
 def _image_in(y: Tensor, shape: tuple[int, int, int, int], margin: int) -> Tensor:
-    """A view of the tiles in `(anti-diagonals · rows of tiles · batch, entries of a tile)`, below so many rows."""
+    """A view of the tiles in `(anti-diagonals · rows of tiles · batch, entries of a tile)`, below a margin."""
     height, _, batch, size = shape
     row = batch * size
     diagonal = (height + 2 * margin) * row
@@ -256,7 +257,7 @@ def _tall(event_shape: Sequence[int]) -> bool:
 
 
 def _tile_side(event_shape: Sequence[int], largest: int) -> int:
-    """The side of the largest tiles, of at most so many entries, that images divide into."""
+    """The side of the largest tiles of at most `largest` entries that divide the image."""
     channels, height, width = event_shape
     if torch.compiler.is_compiling():
         return 1
@@ -265,7 +266,7 @@ def _tile_side(event_shape: Sequence[int], largest: int) -> int:
 
 
 def _in_tiles(taps: Tensor, reverse: bool, side: int, tall: bool) -> tuple[Tensor, _Sweep]:
-    """Of a system whose taps[0, 0] is the identity: what solves it within a tile, from the right, and the rest."""
+    """For a system with taps[0, 0] = 1: the matrix that solves it within a tile, from the right, and its sweep."""
     (p, q), channels = taps.shape[1::-1] if tall else taps.shape[:2], taps.shape[-1]
     unit = torch.eye(channels, dtype=taps.dtype, device=taps.device)
     blocks = _blocks(torch.cat([unit[None], taps.flatten(0, 1)[1:]]).view(taps.shape), reverse, side, tall)
@@ -280,7 +281,7 @@ def _in_tiles(taps: Tensor, reverse: bool, side: int, tall: bool) -> tuple[Tenso
 
 
 def _blocks(taps: Tensor, reverse: bool, side: int, tall: bool) -> Tensor:
-    """What tiles see of themselves, and then of each other: `(pairs of tiles, entries, entries)`."""
+    """How a tile depends on itself, and then on other tiles: `(pairs of tiles, entries, entries)`."""
     taps = taps.transpose(0, 1) if tall else taps
     _, which, _ = _tile_blocks(taps.shape[0], taps.shape[1], side, reverse)
     entries = torch.cat([taps.flatten(0, 1), torch.zeros_like(taps[0, :1])])
@@ -292,10 +293,11 @@ def _blocks(taps: Tensor, reverse: bool, side: int, tall: bool) -> Tensor:
 def _tile_blocks(
     p: int, q: int, side: int, reverse: bool
 ) -> tuple[list[tuple[int, int]], list[list[list[int]]], list[tuple[int, int]]]:
-    """How tiles see each other through p × q taps.
+    """How tiles depend on each other through p × q taps.
 
-    Returns the places (a, b) of tiles that a tile sees, itself first; for each the tap, counted through, that leads
-    from a point of that tile (second) to one of this (first), p·q where there is none; and the range of points seen.
+    Returns the offsets (a, b) of the tiles that a tile depends on, itself first. For each, the index of the tap that
+    leads from a point of that tile (second axis) to a point of this one (first), p·q if there is none; and the range of
+    points that are used.
     """
     points = [(i, j) for i in range(side) for j in range(side)]
     sign = -1 if reverse else 1

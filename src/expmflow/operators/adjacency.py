@@ -48,15 +48,15 @@ class Adjacency(ABC):
 
     @abstractmethod
     def sum_length(self) -> int:
-        """How many numbers an entry of Â x adds up, one after another."""
+        """How many numbers are added, one after another, for one entry of Â x."""
 
     def adjoint_sum_length(self) -> int:
-        """The same of Âᵀ."""
+        """The same for Âᵀ."""
         return self.sum_length()
 
     @abstractmethod
     def norm_bound(self) -> Tensor:
-        """√(‖Â‖₁ ‖Â‖∞) ≥ ‖Â‖₂, for any Â."""
+        """√(‖Â‖₁ ‖Â‖∞), an upper bound of ‖Â‖₂ for any Â."""
 
 
 @final
@@ -97,7 +97,7 @@ class DenseAdjacency(Adjacency):
 
 @final
 class SparseAdjacency(Adjacency):
-    """Â as its entries on a `Pattern`; no N × N matrix anywhere, memory linear in the edges."""
+    """Â stored as entries on a `Pattern`: no N × N matrix is formed, and memory is linear in the number of edges."""
 
     def __init__(self, pattern: Pattern, values: Tensor, *, symmetric: bool | None = None) -> None:
         self.values = values
@@ -110,7 +110,7 @@ class SparseAdjacency(Adjacency):
         return SparseAdjacency(self.pattern, values)
 
     def transposed(self) -> SparseAdjacency:
-        """Âᵀ; its entries are brought into order once, for many products."""
+        """Âᵀ, with its entries sorted once for many products."""
         return SparseAdjacency(self.pattern.transposed, self.values.index_select(0, self.pattern.order))
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -122,12 +122,12 @@ class SparseAdjacency(Adjacency):
 
     def matmul_adjoint(self, y: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            weighed = self.values.unsqueeze(-1) * y[:, self.pattern.rows]  # without sorting, so in wider sums
+            weighed = self.values.unsqueeze(-1) * y[:, self.pattern.rows]  # unsorted, so summed in a wider dtype
             return torch.zeros_like(y, dtype=torch.float64).index_add(1, self.pattern.cols, weighed.double()).to(y)
         return self.transposed().matmul(y)
 
     def add_product(self, out: Tensor, x: Tensor) -> Tensor:
-        """`out` + Â x, where possible in the memory of `out`, which the caller gives up; no gradient."""
+        """`out` + Â x, in the memory of `out` where possible; do not use `out` afterwards. No gradient."""
         expect_untraced("products with a sparse graph")
         columns = out.transpose(0, 1)
         if not columns.is_contiguous():
@@ -137,7 +137,7 @@ class SparseAdjacency(Adjacency):
 
     @cached_property
     def matrix(self) -> BlockedMatrix:
-        """Â by rows, without gradient."""
+        """Â as a matrix of compressed rows, without gradient."""
         return self.pattern.matrix(self.values.detach())
 
     def values_vjp(self, x: Tensor, y: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def normalised(adjacency: Tensor, mask: Tensor | None = None, *, validate: bool 
     if mask is not None:
         adjacency = adjacency * mask.unsqueeze(-1) * mask.unsqueeze(-2)
     scale = _inverse_root(adjacency.sum(-1, dtype=torch.float64)).to(adjacency.dtype)
-    # the scales first: their product is the same for (i, j) and (j, i) to the last bit, so symmetry survives rounding
+    # multiply the scales first: their product is bitwise the same for (i, j) and (j, i), so Â stays symmetric
     return DenseAdjacency(scale.unsqueeze(-1) * scale.unsqueeze(-2) * adjacency)
 
 
@@ -204,24 +204,24 @@ def from_entries(rows: Tensor, cols: Tensor, values: Tensor, num_nodes: int) -> 
 
 
 def from_edges(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, like: Tensor) -> SparseAdjacency:
-    """Â of the edges `A[edge_index[0], edge_index[1]] += edge_weight` (1 if not given)."""
+    """Â of the graph with `A[edge_index[0], edge_index[1]] += edge_weight` (1 if not given)."""
     return from_entries(*coalesced(edge_index, num_nodes, edge_weight, like), num_nodes)
 
 
 def degrees(pattern: Pattern, values: Tensor) -> Tensor:
-    """The sums of the rows, in float64."""
+    """The row sums, in float64."""
     return pattern.add_rows(values.double().unsqueeze(-1)).squeeze(-1)
 
 
 def coalesced(
     edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, like: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The edges, checked, as rows, columns and weights in the order of rows and columns; parallel edges add up."""
+    """The checked edges as rows, columns and weights, sorted by row and column; parallel edges are summed."""
     expect_type(isinstance(edge_index, Tensor), "edge_index to be a tensor", type(edge_index).__name__)
     expect_type(edge_index.dtype == torch.int64, "edge_index of dtype torch.int64", edge_index.dtype)
     expect(edge_index.ndim == 2 and edge_index.shape[0] == 2, "edge_index of shape (2, E)", tuple(edge_index.shape))
     expect_count(num_nodes, "num_nodes", at_least=0)
-    edge_index = edge_index.contiguous()  # pairs come from sorting, and are slow to read apart
+    edge_index = edge_index.contiguous()  # sorting returns pairs, whose rows are strided and slow to read
     if edge_index.numel():
         least, largest = map(int, torch.aminmax(edge_index))
         inside = least >= 0 and largest < num_nodes
@@ -236,7 +236,7 @@ def coalesced(
     rows, cols = edge_index.unbind()
     places = torch.add(cols, rows, alpha=num_nodes)
     rising = places[1:] > places[:-1]
-    if not rising.numel() or bool(rising.view(torch.uint8).amin()):  # as most libraries hand them over
+    if not rising.numel() or bool(rising.view(torch.uint8).amin()):  # already sorted, as in most libraries
         return rows, cols, edge_weight
     unique, place = torch.unique(places, return_inverse=True)
     weights = edge_weight.new_zeros(unique.numel()).index_add(0, place, edge_weight)
@@ -244,7 +244,7 @@ def coalesced(
 
 
 def check_adjacency(adjacency: Tensor, mask: Tensor | None) -> None:
-    """Raise unless these describe graphs with non-negative weights."""
+    """Raise unless these are graphs with non-negative weights."""
     expect_tensor(adjacency, "the adjacency")
     shape = tuple(adjacency.shape)
     square = adjacency.ndim in (2, 3) and shape[-1] == shape[-2]
@@ -268,7 +268,7 @@ def _check_weights(weights: Tensor) -> None:
 
 
 def _version(values: Tensor) -> int:
-    """What changes where somebody writes into a tensor."""
+    """A value that changes when somebody writes into the tensor."""
     return 0 if values.is_inference() else values._version
 
 

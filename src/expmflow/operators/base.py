@@ -1,4 +1,4 @@
-"""The linear operator: what it promises, and the algebra that all operators share."""
+"""The linear operator: its interface, and the algebra that all operators share."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from expmflow._validation import expect, expect_alike, expect_finite, expect_ten
 
 Scalar = float | Tensor
 
-_ROUNDING_OF_BOUNDS = 1 + 1e-12  # a bound computed in float64 is still a bound
+_ROUNDING_OF_BOUNDS = 1 + 1e-12  # keeps a bound valid after its rounding in float64
 
 
 class LinearOperator(ABC):
     """A square linear map A on tensors of shape `(batch, *event)`.
 
-    An operator is immutable: it holds plain tensors (`parameters`) that somebody else owns, so gradients flow to the
-    owner, and what it learns about itself is computed once and kept. `-A`, `c * A`, `A + B` and `A.adjoint()` are
-    operators too.
+    An operator is immutable. Its `parameters` are plain tensors owned by someone else, so gradients flow to the owner.
+    What the operator computes about itself, such as its norm bound, is cached. `-A`, `c * A`, `A + B` and `A.adjoint()`
+    are operators too.
 
     A new operator implements `parameters`, `rebuild`, `apply`, `apply_adjoint`, `parameter_vjp` and
     `check_event_shape`, and, where it can, `trace`, `_norm_bound` and `_log_norm_bound`.
@@ -39,7 +39,7 @@ class LinearOperator(ABC):
     @property
     @abstractmethod
     def parameters(self) -> tuple[Tensor, ...]:
-        """The tensors that the map depends on, in a fixed order."""
+        """The tensors that the operator depends on, in a fixed order."""
 
     @abstractmethod
     def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
@@ -63,33 +63,33 @@ class LinearOperator(ABC):
 
     @property
     def borrowed(self) -> tuple[Tensor, ...]:
-        """Those of `parameters` that others hold too, and may write to by any route; not what the operator has made."""
+        """The `parameters` that others also hold and may overwrite, without tensors that the operator made itself."""
         return self.parameters
 
     @property
     def batch_size(self) -> int | None:
-        """The batch size of an operator that is different for each row of the batch; None if one fits all."""
+        """The batch size, if each row of a batch has an operator of its own; None if one operator serves all rows."""
         return None
 
     @property
     def traceable(self) -> bool:
-        """Whether `torch.compile` can trace the adjoint product: not where autograd computes it."""
+        """Whether `torch.compile` can trace the adjoint product; it cannot where autograd computes it."""
         return True
 
     def scale(self, factor: Scalar) -> LinearOperator:
-        """`factor`·A; an operator that can fold the factor into its parameters overrides this."""
+        """`factor`·A; override this in an operator that can fold the factor into its parameters."""
         return Scaled(self, factor)
 
     def multiples(self, factors: Sequence[float]) -> list[LinearOperator]:
-        """`factor`·A for each of them, made ready together."""
+        """`factor`·A for each factor, prepared together."""
         return [self.scale(factor) for factor in factors]
 
     def adjoint_product(self) -> Callable[[Tensor], Tensor]:
-        """Aᵀ as a function, made ready for many products."""
+        """Aᵀ as a function, prepared for many products."""
         return self.apply_adjoint
 
     def collapsed(self, steps: int, terms: int, batch: int) -> LinearOperator | None:
-        """The whole series as one operator, where forming it costs less than applying it to `batch` rows; else None."""
+        """The whole series as one operator if that costs less than applying the series to `batch` rows; else None."""
         return None
 
     def layout(self, x: Tensor) -> Tensor:
@@ -97,32 +97,32 @@ class LinearOperator(ABC):
         return x
 
     def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
-        """The same map on events of this shape, by an operator without the parts that cancel or do nothing there."""
+        """The same map for events of this shape only, without the parts that cancel or have no effect there."""
         return self
 
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         """tr A, differentiable: a scalar, or shape `(batch,)` where the operator differs within the batch.
 
-        Exact. Here, by `d` products with unit vectors; the operators of this package have closed forms.
+        Exact. This default takes `d` products with unit vectors; the operators of this package have closed forms.
         """
         return self.dense(event_shape).diagonal(dim1=-2, dim2=-1).sum(-1)
 
     collapses: ClassVar[bool] = False
-    """Whether `collapsed` may answer."""
+    """Whether `collapsed` can return an operator."""
 
     def sum_length(self, event_shape: Sequence[int]) -> int | None:
-        """How many numbers n one entry of A x adds up, one after another; None if nobody knows.
+        """How many numbers n are added, one after another, for one entry of A x; None if unknown.
 
-        It bounds the roundings on the way to an entry: what is computed is off by at most γ_n |A||x|, γ_n ≈ n u.
+        It bounds the rounding error of an entry, which is at most γ_n |A||x| with γ_n ≈ n u.
         """
         return None
 
     def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
-        """The same of Aᵀ."""
+        """The same for Aᵀ."""
         return self.sum_length(event_shape)
 
     def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        """No norm of |A| is above Frobenius' norm, which is that of A."""
+        """The Frobenius norm, which |A| shares with A, bounds ‖|A|‖."""
         return self.norm_bound(event_shape) * math.sqrt(math.prod(event_shape))
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
@@ -146,21 +146,21 @@ class LinearOperator(ABC):
 
     @final
     def norm_bound(self, event_shape: Sequence[int]) -> Tensor:
-        """An upper bound of the 2-norm ‖A‖ on events of this shape (float64 scalar, no gradient; kept)."""
+        """An upper bound of the 2-norm ‖A‖ on events of this shape (float64 scalar, no gradient; cached)."""
         return self.remember("norm", event_shape, self._norm_bound) * _ROUNDING_OF_BOUNDS
 
     @final
     def log_norm_bound(self, event_shape: Sequence[int]) -> Tensor:
-        """An upper bound of λmax((A + Aᵀ)/2), so that ‖exp(tA)‖ ≤ exp(tμ) for t ≥ 0 (float64 scalar; kept)."""
+        """An upper bound of λmax((A + Aᵀ)/2), so that ‖exp(tA)‖ ≤ exp(tμ) for t ≥ 0 (float64 scalar; cached)."""
         return self.remember("log_norm", event_shape, self._log_norm_bound)
 
     @final
     def absolute_norm_bound(self, event_shape: Sequence[int]) -> Tensor:
-        """An upper bound of ‖|A|‖, the norm of the absolute values, which roundings are relative to (float64; kept)."""
+        """An upper bound of ‖|A|‖, the norm of the absolute values, which scales rounding errors (float64; cached)."""
         return self.remember("absolute norm", event_shape, self._absolute_norm_bound) * _ROUNDING_OF_BOUNDS
 
     def dense(self, event_shape: Sequence[int]) -> Tensor:
-        """The matrix of A, `(d, d)` or `(batch, d, d)` with d the event's size: for tests and small events."""
+        """The matrix of A, `(d, d)` or `(batch, d, d)` with d the size of an event: for tests and small events."""
         shape = self._event(event_shape)
         size = torch.Size(shape).numel()
         like = self.parameters[0] if self.parameters else torch.empty(0)
@@ -188,7 +188,7 @@ class LinearOperator(ABC):
     def remember(
         self, name: Hashable, event_shape: Sequence[int], compute: Callable[[tuple[int, ...]], Tensor]
     ) -> Tensor:
-        """`compute(event_shape)`, in float64 without gradient, computed once while the parameters stay as they are."""
+        """`compute(event_shape)`, in float64 without gradient, cached until the parameters change."""
         shape = self._event(event_shape)
         key = (name, shape)
         if not self._unchanged():
@@ -202,11 +202,11 @@ class LinearOperator(ABC):
         return self._known[key]
 
     def _unchanged(self) -> bool:
-        """Whether the parameters are what they were when this was last asked.
+        """Whether the parameters have stayed the same since this was last called.
 
-        Somebody may have written into them after construction. Their versions tell of most writes, but not of those of
-        fused optimizers, through `.data`, through a view of numpy, or in inference mode; so what belongs to others is
-        compared entry by entry with a copy.
+        Someone may have written into them after construction. Their version counters reveal most writes, but not
+        those of fused optimizers, through `.data`, through a numpy view, or in inference mode. So borrowed tensors are
+        compared with a copy, entry by entry.
         """
         versions = [0 if p.is_inference() else p._version for p in self.parameters]
         borrowed = [p.detach() for p in self.borrowed if not transformed(p)]
@@ -244,7 +244,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 @final
 class Adjoint(LinearOperator):
-    """Aᵀ: the two products change places."""
+    """Aᵀ: the two products are swapped."""
 
     def __init__(self, inner: LinearOperator) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ class Adjoint(LinearOperator):
 
 @final
 class Scaled(LinearOperator):
-    """c·A for an operator that cannot fold c into its parameters; a tensor c is one more parameter."""
+    """c·A for an operator that cannot fold c into its parameters; a tensor c becomes one more parameter."""
 
     def __init__(self, inner: LinearOperator, factor: Scalar) -> None:
         super().__init__()
@@ -391,7 +391,7 @@ class Scaled(LinearOperator):
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         if self._factor() >= 0:
             return self.inner.log_norm_bound(event_shape) * self._factor()
-        return self._norm_bound(event_shape)  # λmax(−S) = −λmin(S), of which the inner operator says nothing
+        return self._norm_bound(event_shape)  # λmax(−S) = −λmin(S), which the inner operator does not bound
 
     def _factor(self) -> float:
         return float(self.factor.detach() if isinstance(self.factor, Tensor) else self.factor)
@@ -399,7 +399,7 @@ class Scaled(LinearOperator):
 
 @final
 class Sum(LinearOperator):
-    """A + B; its bounds add up (the triangle inequality)."""
+    """A + B; its bounds are sums of bounds (the triangle inequality)."""
 
     def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
         super().__init__()
@@ -477,6 +477,6 @@ class Sum(LinearOperator):
 
 
 def _one_more(*lengths: int | None) -> int | None:
-    """The longest of these sums, with one rounding more; None if one of them is not known."""
+    """The longest of these sums plus one rounding; None if one of them is unknown."""
     known = [length for length in lengths if length is not None]
     return max(known) + 1 if len(known) == len(lengths) else None

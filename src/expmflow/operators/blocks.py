@@ -1,8 +1,8 @@
 """Long sums of sparse rows, added in blocks.
 
-Added one after another, n numbers of one sign gather an error that grows like n: with a million neighbours float32 is
-left with two digits. So rows of more than `LONGEST` entries are cut into blocks, whose sums are summed in the same way:
-the error grows like the logarithm of n, and rows that are short are added as ever.
+Rounding errors of n numbers of one sign, added one after another, grow like n: with a million neighbours, float32 keeps
+two digits. So rows of more than `LONGEST` entries are cut into blocks, and the sums of the blocks are added in the same
+way. The error then grows like the logarithm of n, and short rows are added as usual.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-LONGEST = 32  # numbers that are added one after another
+LONGEST = 32  # how many numbers are added one after another
 
 
 def block_levels(starts: Tensor) -> tuple[list[Tensor], int]:
-    """Where the blocks of the entries start, where the blocks of these blocks do, and so on; the last are the rows.
+    """The starts of the blocks of entries, of the blocks of these blocks, and so on, up to the rows themselves.
 
-    And how many numbers are added one after another, at most, on the way through all levels. `starts`, `(N + 1,)`, says
-    where rows start; where no row is long it is the only level.
+    Also returns how many numbers are added one after another, at most, through all levels together. `starts`,
+    `(N + 1,)`, holds the start of each row; it is the only level if no row is long.
     """
     levels, depth = [], 0
     while (longest := _largest(lengths := starts.diff())) > LONGEST:
@@ -68,8 +68,8 @@ class BlockedMatrix:
 
 
 def compressed_rows(starts: Tensor, cols: Tensor, values: Tensor, size: int) -> Tensor:
-    """A matrix of `size` columns in torch's compressed rows."""
-    _hear_that_it_is_beta()
+    """A matrix with `size` columns in torch's compressed-row format."""
+    _silence_beta_warning()
     return torch.sparse_csr_tensor(starts, cols, values, (len(starts) - 1, size), check_invariants=False)
 
 
@@ -84,8 +84,8 @@ def block_sums(levels: list[Tensor], like: Tensor) -> list[Tensor]:
 
 
 @cache
-def _hear_that_it_is_beta() -> None:
-    """torch says so once per process, and here nobody listens."""
+def _silence_beta_warning() -> None:
+    """Trigger torch's once-per-process warning that this format is in beta, and silence it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         none = torch.zeros(0, dtype=torch.int64)

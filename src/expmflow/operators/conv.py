@@ -25,7 +25,7 @@ from expmflow.operators.padding import (
     pad_reflect_adjoint,
 )
 
-CHANNELS_LAST_FROM = 12  # measured: with fewer channels, and no gradient to follow, contiguous kernels are faster
+CHANNELS_LAST_FROM = 12  # measured: with fewer channels and no gradient, contiguous memory is faster
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
@@ -76,7 +76,7 @@ class ConvOperator(LinearOperator):
         self.groups = groups
         self._margins = tuple(d * (k // 2) for d, k in zip(self.dilation, kernel.shape[2:], strict=True))
         self._dims = dims
-        # zeros are padded by the convolution itself, everything else beforehand
+        # the convolution pads with zeros itself; all other paddings are applied beforehand
         self._inner_padding = self._margins if padding == "zeros" else (0,) * dims
         self._outer_padding = (0,) * dims if padding == "zeros" else self._margins
 
@@ -85,7 +85,7 @@ class ConvOperator(LinearOperator):
         return (self.kernel,)
 
     def _around(self, kernel: Tensor) -> ConvOperator:
-        """The same convolution with another kernel of this shape; layers build several at each call."""
+        """The same convolution with another kernel of this shape, without checks; layers build several at each call."""
         other = object.__new__(ConvOperator)
         other.__dict__.update(self.__dict__, kernel=kernel, _known={}, _known_of=None)
         return other
@@ -118,7 +118,7 @@ class ConvOperator(LinearOperator):
         return self._around(_channels_last(self.adjoint_kernel())).apply
 
     def adjoint_kernel(self) -> Tensor:
-        """The kernel of the transpose, which is a convolution too unless the padding is reflect."""
+        """The kernel of the transpose, which is also a convolution unless the padding is reflect."""
         shape = self.kernel.shape
         blocks = self.kernel.reshape(self.groups, shape[1], *shape[1:]).transpose(1, 2)
         return blocks.reshape(shape).flip([axis + 2 for axis in range(self._dims)])
@@ -135,7 +135,7 @@ class ConvOperator(LinearOperator):
         return x if few or x.device.type != "cpu" or transformed(x) else _channels_last(x)
 
     def folded(self, event_shape: tuple[int, ...]) -> ConvOperator:
-        """Taps that lead around a small torus to the same point are added up, taps that lead past an image are zero."""
+        """Taps that reach the same point of a small torus are summed; taps that always miss the image are dropped."""
         kernel = self._folded_kernel(event_shape[1:])
         return self if kernel is self.kernel else self._around(kernel.to(self.kernel.dtype))
 
@@ -143,7 +143,7 @@ class ConvOperator(LinearOperator):
         kernel = self.kernel
         for axis, (k, d, n) in enumerate(zip(kernel.shape[2:], self.dilation, sizes, strict=True), start=2):
             targets = merged_taps(k, d, n, self.padding)
-            if targets != list(range(k)):  # in float64: what cancels must not leave its rounding behind
+            if targets != list(range(k)):  # in float64: taps that cancel must not leave a rounding error
                 merge = kernel.new_zeros(k, k, dtype=torch.float64)
                 for tap, target in enumerate(targets):
                     if target is not None:
@@ -160,7 +160,7 @@ class ConvOperator(LinearOperator):
             check_size(size, margin, self.padding)
 
     def trace(self, event_shape: Sequence[int]) -> Tensor:
-        """tr A: every tap's sum over the channels' diagonal, times the number of points that it leads to themselves."""
+        """tr A: over all taps, the trace over channels times the number of points that the tap maps to themselves."""
         sizes = self._event(event_shape)[1:]
         blocks = self.kernel.reshape(self.groups, *self.kernel.shape[1:2], *self.kernel.shape[1:])
         taps = blocks.diagonal(dim1=1, dim2=2).sum((0, -1))
@@ -172,7 +172,7 @@ class ConvOperator(LinearOperator):
         return (taps.flatten() * taps.new_tensor(reached)).sum()
 
     def sum_length(self, event_shape: Sequence[int]) -> int:
-        """Taps times the channels of a group, as sums are added up tap by tap."""
+        """Taps times the channels of a group, because sums are formed tap by tap."""
         return self.kernel[0].numel()
 
     def adjoint_sum_length(self, event_shape: Sequence[int]) -> int:
@@ -180,7 +180,7 @@ class ConvOperator(LinearOperator):
         return self.sum_length(event_shape) + folded
 
     def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        """Of a kernel without negative entries no frequency is above that of constants."""
+        """For a kernel without negative entries, frequency zero has the largest norm."""
         taps = self._folded_kernel(event_shape[1:]).double().abs().flatten(2).sum(-1)
         mixing = torch.linalg.matrix_norm(taps.unflatten(0, (self.groups, -1)), ord=2).amax()
         return mixing * (math.sqrt(2) ** self._reflected_axes())
@@ -198,19 +198,19 @@ class ConvOperator(LinearOperator):
         return spectrum.largest_singular_value(symbol) * slack * math.sqrt(2) ** self._reflected_axes()
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        if self.padding == "reflect":  # its transpose is no convolution
+        if self.padding == "reflect":  # its transpose is not a convolution
             return self.norm_bound(event_shape)
         symbol, slack = self._symbol(event_shape)
         least, largest = spectrum.hermitian_range(symbol)
-        # between the samples λ + S, S ≥ |λ| everywhere, exceeds its largest sample by no more than the factor `slack`
+        # with S ≥ |λ| everywhere, λ + S ≥ 0 exceeds its largest sample by at most the factor `slack`
         everywhere = slack * torch.maximum(largest, -least)
         return slack * largest + (slack - 1) * everywhere
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """`x` with its channels next to each other in memory, which the convolution kernels like best."""
+    """`x` with its channels contiguous in memory, which is fastest for torch's convolutions."""
     dims = x.ndim - 2
-    if transformed(x):  # which has no order in memory of its own
+    if transformed(x):  # tensors inside torch.func have no memory layout of their own
         return x
     return x.contiguous(memory_format=_CHANNELS_LAST[dims]) if dims in _CHANNELS_LAST else x
 

@@ -77,8 +77,8 @@ class DenseOperator(LinearOperator):
     def collapsed(self, steps: int, terms: int, batch: int) -> DenseOperator | None:
         """Σ M^i / i! by blocks of powers (Paterson and Stockmeyer, 1973): about 2√T products instead of T.
 
-        One step only: a power of the rounded matrix has the same rounding in every factor, which adds up faster than
-        the plan allows.
+        Only for a single step: all factors of a power of the rounded matrix share one rounding error, which accumulates
+        faster than the plan allows.
         """
         block = max(1, math.isqrt(terms))
         products = (block - 1) + terms // block
@@ -91,7 +91,7 @@ class DenseOperator(LinearOperator):
             powers.append(powers[-1] @ powers[1])
         total = torch.zeros_like(identity)
         for start in range(terms - terms % block, -1, -block):
-            # in units of 1/start!, which alone would underflow
+            # in units of 1/start!, which would underflow on its own
             first, count = math.factorial(start), min(block, terms + 1 - start)
             inner = sum(powers[j] * (first / math.factorial(start + j)) for j in range(count))
             total = total @ (powers[block] * (first / math.factorial(start + block))) + inner

@@ -17,13 +17,13 @@ from expmflow.operators.sparse import Pattern, SparseProduct
 
 @final
 class Diffusion(LinearOperator):
-    """X ↦ S X + diag(s) X for `X` of shape `(N, columns)`, S sparse: the whole of `X` is one event, without a batch.
+    """X ↦ S X + diag(s) X for `X` of shape `(N, columns)`, with S sparse: `X` is a single event, without a batch.
 
     Args:
-        pattern: where the entries of S stand.
+        pattern: the positions of the entries of S.
         values: the entries of S.
-        diagonal: `(N,)`, s; or None for none.
-        symmetric: that S is symmetric, to rounding.
+        diagonal: `(N,)`, s; None for zero.
+        symmetric: whether S is symmetric, to rounding.
     """
 
     def __init__(self, pattern: Pattern, values: Tensor, diagonal: Tensor | None, *, symmetric: bool) -> None:
@@ -39,7 +39,7 @@ class Diffusion(LinearOperator):
 
     @property
     def borrowed(self) -> tuple[Tensor, ...]:
-        return ()  # all of it is made for one call
+        return ()  # every tensor is made for one call
 
     def rebuild(self, parameters: Sequence[Tensor]) -> Diffusion:
         diagonal = None if self.diagonal is None else parameters[1]
@@ -50,7 +50,7 @@ class Diffusion(LinearOperator):
         return product if self.diagonal is None else product + self.diagonal.unsqueeze(-1) * x
 
     def apply_into(self, out: Tensor, x: Tensor, *, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-        """`out` becomes β·out + α·(this operator on x), in place; no gradient."""
+        """`out` becomes β·out + α·(this operator applied to x), in place; no gradient."""
         self._matrix.add_to(out, x, alpha=alpha, beta=beta)
         return out if self.diagonal is None else out.addcmul_(self.diagonal.unsqueeze(-1), x, value=alpha)
 

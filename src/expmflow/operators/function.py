@@ -24,13 +24,13 @@ class FunctionOperator(LinearOperator):
 
     Args:
         fn: the linear callable, of x alone; it must treat the rows of a batch alike and independently.
-        parameters: every tensor that `fn` depends on and that may need a gradient; `fn` holds them itself. One that is
-            missing here would silently lose its gradient, so it is looked for, and named in the error.
-        trace: tr A, as a number, a tensor, or a function of the event shape; found by d products if not given.
-        norm_bound: an upper bound of ‖A‖, likewise; without it `expm_apply` needs `terms`.
-        log_norm_bound: an upper bound of λmax((A + Aᵀ)/2), likewise; the norm bound if not given.
-        sum_length: how many roundings there are on the way to an entry of fn(x), such as the numbers that it adds up;
-            without it nothing is proven of rounding.
+        parameters: every tensor that `fn` depends on and that may need a gradient; `fn` holds them itself. A tensor
+            missing here would silently lose its gradient, so missing ones are detected, and the error names them.
+        trace: tr A, as a number, a tensor, or a function of the event shape; computed by d products if not given.
+        norm_bound: an upper bound of ‖A‖, in the same forms; without it `expm_apply` needs `terms`.
+        log_norm_bound: an upper bound of λmax((A + Aᵀ)/2), in the same forms; the norm bound if not given.
+        sum_length: how many rounding errors an entry of fn(x) accumulates, such as how many numbers it adds up; without
+            it there is no proven bound on rounding.
 
     Example:
         >>> shift = FunctionOperator(lambda x: x.roll(1, dims=-1), norm_bound=1.0, trace=0.0)
@@ -101,13 +101,13 @@ class FunctionOperator(LinearOperator):
             return (None,) * len(self._parameters)
         with torch.enable_grad():
             product = self.fn(x.detach())
-            if not product.requires_grad:  # none of them is used
+            if not product.requires_grad:  # `fn` uses none of them
                 return (None,) * len(self._parameters)
             grads = iter(torch.autograd.grad(product, needed, y, materialize_grads=True))
         return tuple(next(grads) if p.requires_grad else None for p in self._parameters)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        pass  # only `fn` knows
+        pass  # only `fn` knows which shapes it takes
 
     def check_input(self, x: Tensor) -> None:
         super().check_input(x)
@@ -135,7 +135,7 @@ class FunctionOperator(LinearOperator):
         return self._sum_length
 
     def adjoint_sum_length(self, event_shape: Sequence[int]) -> None:
-        return None  # autograd goes its own way
+        return None  # autograd computes the adjoint
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         return super()._norm_bound(event_shape) if self._norm is None else _value(self._norm, event_shape)
@@ -169,7 +169,7 @@ def _undeclared(y: Tensor, declared: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _name(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> str:
-    """What the caller's code calls this tensor, as far as it can be seen from the function."""
+    """The name that the caller's code gives this tensor, as far as the function reveals it."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     holders: list[tuple[str, object]] = [("", fn), ("", getattr(fn, "__self__", None))]

@@ -12,7 +12,7 @@ from expmflow._validation import expect, expect_alike, expect_finite, expect_ten
 from expmflow.operators.adjacency import Adjacency, SparseAdjacency, from_edges, normalised
 from expmflow.operators.base import LinearOperator, Scalar
 
-_ROUNDINGS = 4  # of an entry of Â, in units of its dtype's spacing: the spectrum is in [−1, 1] up to these
+_ROUNDINGS = 4  # of an entry of Â, in units of its dtype's spacing: the spectrum lies in [−1, 1] up to these
 
 
 @final
@@ -20,10 +20,10 @@ class GraphConvOperator(LinearOperator):
     """X ↦ X θ0 + Â X θ1 with Â = D^-½ A D^-½, for node features `X` of shape `(batch, N, F)`.
 
     Args:
-        theta0: `(F, F)`, what a node keeps of itself; or `(batch, F, F)`, another one for each graph.
-        theta1: `(F, F)` or `(batch, F, F)`, what it takes from its neighbours.
+        theta0: `(F, F)`, applied to a node's own features; or `(batch, F, F)`, one for each graph.
+        theta1: `(F, F)` or `(batch, F, F)`, applied to the features of its neighbours.
         adjacency: non-negative weights, `(N, N)` or `(batch, N, N)` dense, or `(N, N)` torch-sparse. Isolated nodes
-            take nothing; self-loops count.
+            receive nothing; self-loops count.
         mask: `(batch, N)` booleans, False for the padding of smaller graphs: the operator is zero there, so its
             exponential leaves padding untouched.
         validate: check shapes and values; layers that build an operator at each call turn it off.
@@ -87,7 +87,7 @@ class GraphConvOperator(LinearOperator):
 
     @property
     def borrowed(self) -> tuple[Tensor, ...]:
-        """Without the entries of a sparse Â, which is made from the adjacency and may be large."""
+        """Without the entries of a sparse Â, which the operator computes from the adjacency; they may be large."""
         own = isinstance(self.graph, SparseAdjacency)
         return (self.theta0, self.theta1) if own else self.parameters
 
@@ -96,7 +96,7 @@ class GraphConvOperator(LinearOperator):
         return next(self._batch_sizes(), None)
 
     def _batch_sizes(self) -> Iterator[int]:
-        """The batch size of each part that differs within the batch."""
+        """The batch sizes of the parts that differ within the batch."""
         yield from (theta.shape[0] for theta in (self.theta0, self.theta1) if theta.ndim == 3)
         if self.mask is not None:
             yield self.mask.shape[0]
@@ -120,7 +120,7 @@ class GraphConvOperator(LinearOperator):
     def apply(self, x: Tensor) -> Tensor:
         graph = self.graph
         if isinstance(graph, SparseAdjacency) and not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-            return graph.add_product(x @ self.theta0, x @ self.theta1)  # there is no mask beside a sparse graph
+            return graph.add_product(x @ self.theta0, x @ self.theta1)  # a sparse graph has no mask
         return self._masked(x @ self.theta0) + self.graph.matmul(x @ self.theta1)
 
     def apply_adjoint(self, y: Tensor) -> Tensor:
@@ -152,12 +152,12 @@ class GraphConvOperator(LinearOperator):
         )
 
     def trace(self, event_shape: Sequence[int]) -> Tensor:
-        """N tr θ0 + tr Â tr θ1: a scalar, or one per graph; tr Â is the self-loops' part."""
+        """N tr θ0 + tr Â tr θ1: a scalar, or one per graph; tr Â comes from the self-loops."""
         nodes = self._event(event_shape)[0] if self.mask is None else self.mask.sum(-1)
         return nodes * _trace(self.theta0) + self.graph.trace() * _trace(self.theta1)
 
     def sum_length(self, event_shape: Sequence[int]) -> int:
-        """The features, then the neighbours, of which many are added up in blocks; and the sum of both parts."""
+        """The features, then the neighbours (many are added in blocks), then the sum of both parts."""
         return int(self.theta0.shape[-1]) + self.graph.sum_length() + 1
 
     def adjoint_sum_length(self, event_shape: Sequence[int]) -> int:
@@ -182,7 +182,7 @@ class GraphConvOperator(LinearOperator):
         else:
             bound = _log_norm(theta0) + self.graph.norm_bound() * _norm(theta1)
         padded = self.mask is not None and not bool(self.mask.all())
-        return bound.clamp_min(0) if padded else bound  # the operator is zero on padding, and so is an eigenvalue
+        return bound.clamp_min(0) if padded else bound  # the operator is zero on padding, so 0 is an eigenvalue
 
     @property
     def radius(self) -> float:

@@ -1,4 +1,4 @@
-"""The paddings of a convolution: to pad, the adjoint of padding, and what padding does to the diagonal."""
+"""The paddings of a convolution: padding, its adjoint, and its effect on the diagonal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PADDINGS: tuple[str, ...] = get_args(Padding)
 
 
 def pad(x: Tensor, widths: Sequence[int], padding: Padding) -> Tensor:
-    """`x` of shape `(batch, channels, *n)` with `widths` more points on both sides of each spatial axis."""
+    """`x` of shape `(batch, channels, *n)` with `widths` points added on both sides of each spatial axis."""
     if not any(widths):
         return x
     if padding == "circular" and any(width > size for width, size in zip(widths, x.shape[2:], strict=True)):
@@ -26,7 +26,7 @@ def pad(x: Tensor, widths: Sequence[int], padding: Padding) -> Tensor:
 
 
 def _wind(x: Tensor, widths: Sequence[int]) -> Tensor:
-    """Circular padding that goes around more than once, which `F.pad` cannot."""
+    """Circular padding that wraps around more than once, which `F.pad` cannot do."""
     for axis, width in enumerate(widths, start=2):
         size = x.shape[axis]
         x = x.index_select(axis, torch.arange(-width, size + width, device=x.device) % size)
@@ -34,7 +34,7 @@ def _wind(x: Tensor, widths: Sequence[int]) -> Tensor:
 
 
 def pad_reflect_adjoint(y: Tensor, widths: Sequence[int]) -> Tensor:
-    """The adjoint of reflecting: the margins are added where their points came from."""
+    """The adjoint of reflection padding: the margins are added back to the points that they were copied from."""
     for axis, width in enumerate(widths, start=2):
         if width:
             y = _fold(y.transpose(axis, -1), width).transpose(axis, -1)
@@ -57,7 +57,7 @@ def check_size(size: int, width: int, padding: Padding) -> None:
 
 
 def fixed_points(size: int, offset: int, padding: Padding) -> int:
-    """How many of `size` points i find themselves at i + `offset` on the padded axis: their part of the diagonal."""
+    """How many of `size` points i equal the point at i + `offset` on the padded axis: a tap's share of the diagonal."""
     if padding == "circular":
         return size if offset % size == 0 else 0
     if padding == "reflect":
@@ -67,7 +67,7 @@ def fixed_points(size: int, offset: int, padding: Padding) -> int:
 
 
 def merged_taps(taps: int, distance: int, size: int, padding: Padding) -> list[int | None]:
-    """For each tap the first one that leads to the same point from everywhere; None for one that leads nowhere."""
+    """For each tap, the first tap that always reaches the same point; None for a tap that never reaches the image."""
     offsets = [distance * (tap - taps // 2) for tap in range(taps)]
     if padding == "zeros":
         return [tap if abs(offset) < size else None for tap, offset in enumerate(offsets)]

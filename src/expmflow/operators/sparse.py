@@ -10,13 +10,13 @@ from torch import Tensor
 
 from expmflow.operators.blocks import BlockedMatrix, block_levels, block_sums, compressed_rows
 
-_ROUNDINGS = 16  # by which an entry and its mirror image may differ, in units of their dtype's spacing
-_KEPT = 2**16  # nodes, up to which the random numbers for them are kept: a megabyte
+_ROUNDINGS = 16  # how far an entry and its mirror image may differ, in units of their dtype's spacing
+_KEPT = 2**16  # the largest number of nodes for which the random probe is cached: a megabyte
 
 
 @final
 class Pattern:
-    """Where the entries of an N × N matrix stand: `(rows, cols)`, sorted by row. Memory is linear in the entries."""
+    """The places `(rows, cols)` of an N × N matrix's entries, sorted by row; memory is linear in their number."""
 
     def __init__(self, rows: Tensor, cols: Tensor, size: int) -> None:
         # half the memory traffic, and the only type for which the CPU's kernel makes no copy
@@ -28,7 +28,7 @@ class Pattern:
 
     @cached_property
     def order(self) -> Tensor:
-        """What brings the entries into the order of the transposed matrix."""
+        """The permutation that sorts the entries of the transposed matrix."""
         return torch.argsort(self.cols, stable=True)
 
     @cached_property
@@ -36,10 +36,10 @@ class Pattern:
         return Pattern(self.cols.index_select(0, self.order), self.rows.index_select(0, self.order), self.size)
 
     def row_sums(self, values: Tensor) -> tuple[Tensor, bool]:
-        """The sums of the rows in float64, and whether the matrix A with these entries, none negative, is symmetric.
+        """The row sums in float64, and whether the matrix A with these non-negative entries is symmetric.
 
-        It is where A u = Aᵀ u to rounding for a random positive u: equal entries give equal sums, others almost never.
-        Nothing need be sorted for that.
+        A counts as symmetric if A u = Aᵀ u to rounding for a random positive u: this holds for every symmetric A, and
+        almost never for another. No sorting is needed.
         """
         probe = (_kept_probe if self.size <= _KEPT else _probe)(self.size).to(values.device)
         entries, u = values.detach().double(), probe[:, 1]
@@ -59,13 +59,13 @@ class Pattern:
         return self._ones[like.dtype]
 
     def add_rows(self, entries: Tensor) -> Tensor:
-        """The sums `(..., N, columns)` of the rows of `(..., entries, columns)`: for autograd and compilers."""
+        """The row sums `(..., N, columns)` of `(..., entries, columns)`, in a form for autograd and compilers."""
         for index, count in self._groups():
             entries = entries.new_zeros(*entries.shape[:-2], count, entries.shape[-1]).index_add(-2, index, entries)
         return entries
 
     def _groups(self) -> list[tuple[Tensor, int]]:
-        """The block of each entry, the block of each block, and so on; and how many there are."""
+        """The block of each entry, the block of each block, and so on; and the number of blocks at each level."""
         if len(self._levels) == 1:
             return [(self.rows, self.size)]
         sizes = [self.rows.numel(), *(len(starts) - 1 for starts in self._levels)]

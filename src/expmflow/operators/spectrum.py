@@ -1,15 +1,15 @@
 """Bounds on a convolution's norm from its Fourier transform.
 
-On a torus a convolution is block-diagonal: one channels × channels matrix per frequency. Every padding here is a piece
-of a torus, so the torus bounds it:
+On a torus a convolution is block-diagonal: one channels × channels matrix per frequency. Every padding relates the
+image to a torus, which bounds the norm:
 
 - circular: the image is the torus. Exact.
 - zeros: n points with half-width h are a window of any torus of at least n + h points, and a compression has no larger
   norm and no larger numerical range.
 - reflect: the even extension to the torus of 2(n − 1) points has norm √2 per axis; restricting to the image has norm 1.
 
-A large torus need not be sampled at all of its frequencies. The entries are trigonometric polynomials of degree
-m = (k − 1)/2, and for such a polynomial the maximum over N > 2m equidistant points, times 1/cos(πm/N), bounds it
+A large torus need not be sampled at all its frequencies. The entries are trigonometric polynomials of degree
+m = (k − 1)/2. For such a polynomial, the maximum over N > 2m equidistant points, times 1/cos(πm/N), is a bound
 everywhere (Ehlich and Zeller, 1964). With N = 32m that costs half a percent per axis.
 """
 
@@ -30,7 +30,7 @@ SAMPLES_PER_DEGREE = 32
 def torus_sizes(
     sizes: Sequence[int], kernel_sizes: Sequence[int], dilation: Sequence[int], padding: Padding
 ) -> tuple[list[int], list[int], float]:
-    """How to sample each axis: the number of points, the tap spacing, and the factor that makes the samples a bound."""
+    """How to sample each axis: number of points, tap spacing, and the factor that turns samples into a bound."""
     points, spacing, slack = [], [], 1.0
     for n, k, d in zip(sizes, kernel_sizes, dilation, strict=True):
         degree = (k - 1) // 2
@@ -42,7 +42,7 @@ def torus_sizes(
         elif padding == "circular" or torus <= samples:
             points.append(torus)
             spacing.append(d)
-        else:  # over all frequencies the spacing does not matter
+        else:  # the spacing does not matter for a maximum over all frequencies
             points.append(samples)
             spacing.append(1)
             slack /= math.cos(math.pi * degree / samples)
@@ -52,7 +52,7 @@ def torus_sizes(
 def symbol(kernel: Tensor, groups: int, points: Sequence[int], spacing: Sequence[int]) -> Tensor:
     """The matrices of the circular convolution with `kernel` (C, C/groups, *k): `(frequencies, groups, C/g, C/g)`.
 
-    Of each pair of conjugate frequencies one is kept.
+    One frequency of each conjugate pair is kept.
     """
     _, inputs, *kernel_sizes = kernel.shape
     result = kernel.to(torch.complex128)
@@ -71,7 +71,7 @@ def largest_singular_value(matrices: Tensor) -> Tensor:
     size = max(largest_of_all(-least), largest_of_all(largest))
     if size == 0 or 1e-100 < size < 1e100 or not math.isfinite(size):
         return torch.linalg.eigvalsh(matrices.mH @ matrices).amax().clamp_min(0).sqrt()
-    return largest_singular_value(matrices / size) * size  # squares of such numbers are none
+    return largest_singular_value(matrices / size) * size  # rescaled: their squares over- or underflow
 
 
 def hermitian_range(matrices: Tensor) -> tuple[Tensor, Tensor]:

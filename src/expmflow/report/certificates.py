@@ -1,4 +1,4 @@
-"""What is proven, and what is expected, of the exponentials inside a model: norms and errors."""
+"""Norms and error bounds, proven and expected, of the exponentials inside a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from expmflow.transforms.exponential import Exponential, GraphConvExp
 
 @dataclass(frozen=True)
 class Certificate:
-    """One exponential layer: the norm of its operator, and the plan for it with its errors, proven and expected."""
+    """One exponential layer: the norm of its operator, and its plan with proven and expected errors."""
 
     name: str
     kind: str
@@ -28,14 +28,14 @@ class Certificate:
 
 @torch.no_grad()
 def certificates(density: Density, rows: Tensor, context: Tensor | None = None) -> list[Certificate]:
-    """Of every exponential in the model, inside other layers too, at the shape that it meets there.
+    """The certificates of every exponential in the model, nested ones included, at its event shape there.
 
-    A graph exponential has a norm for each graph: here it is that of the complete graph of the rows' nodes.
+    A graph exponential has a norm for each graph; here it is that of the complete graph on the rows' nodes.
     """
     shapes: dict[Transform, tuple[int, ...]] = {}
 
     def note(layer: Transform, x: Tensor, *results: Tensor) -> None:
-        shapes[layer] = tuple(x.shape[1:])  # an exponential keeps the shape
+        shapes[layer] = tuple(x.shape[1:])  # an exponential preserves the shape
 
     with watching(note):
         density(rows[:1], None if context is None else context[:1])

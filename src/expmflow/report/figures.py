@@ -1,4 +1,4 @@
-"""The report's own pictures: how training went."""
+"""The report's own figures: the course of the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDE_BARS = 128  # so many have gaps between them
+WIDE_BARS = 128  # bars are drawn with gaps up to this number
 
 
 def curves_figure(summaries: Sequence[Summary]) -> Figure:
@@ -53,13 +53,13 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
 
 
 def _warmup(summary: Summary) -> str:
-    """What is to be known of a training loss: at first it has less of the KL part than the validation has."""
+    """A remark about the training loss: at first, its KL part weighs less than in validations."""
     steps = summary.config["optim"].get("kl_warmup", 0)
     return f", KL part growing until step {steps:,}" if steps else ""
 
 
 def _limit(axis: Axes, values: Sequence[float], validated: Sequence[float]) -> None:
-    """The first steps are far off and would flatten all others; validations are all inside, to show overfitting."""
+    """Ignore the first steps, which would flatten all others; show all validations, so that overfitting is visible."""
     finite = sorted(v for v in values if math.isfinite(v))
     inside = [v for v in validated if math.isfinite(v)]
     if len(finite) > 4 or inside:
@@ -70,7 +70,7 @@ def _limit(axis: Axes, values: Sequence[float], validated: Sequence[float]) -> N
 
 
 def scores_figure(summary: Summary) -> Figure:
-    """How the likelihoods of the rows of each part are spread, in the unit of the run."""
+    """The distribution of the likelihoods of each split, in the unit of the run."""
     figure = new_figure(9.6, 3.0)
     axis = figure.subplots()
     factor = summary.unit.per_nat
@@ -91,7 +91,7 @@ def scores_figure(summary: Summary) -> Figure:
 
 
 def latents_figure(summary: Summary) -> Figure | None:
-    """The KL of each latent number, from the largest to the least; None where there are no latents."""
+    """The KL of each latent dimension, from the largest to the smallest; None without latents."""
     if summary.latents is None:
         return None
     kl = summary.latents.kl.double().cpu().sort(descending=True).values

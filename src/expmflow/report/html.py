@@ -23,7 +23,7 @@ MOST_LATENTS = 10  # whose KL is listed
 
 
 def render(summaries: Sequence[Summary]) -> str:
-    """The page as text; its pictures are inside it, and it asks nothing of the network."""
+    """The page as text; its pictures are embedded, and it loads nothing from the network."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
@@ -44,7 +44,7 @@ def render(summaries: Sequence[Summary]) -> str:
 
 
 def _shown(summary: Summary) -> dict[str, Any]:
-    """What the page shows of a run alone."""
+    """The part of the page about a single run."""
     return {
         "name": summary.name,
         "pictures": _pictures(summary),
@@ -91,7 +91,7 @@ def _today() -> str:
 
 
 def _machine() -> str:
-    """Where the page was made, and its times measured."""
+    """The machine on which the page was made, and its times measured."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
     return f"{platform.system()} {platform.machine()}, {device}"
 
@@ -109,17 +109,17 @@ def _with_error(value: float, error: float, factor: float = 1.0) -> str:
 
 
 def _part(name: str) -> str:
-    """Of the data, as people call it."""
+    """The name of a data split for people."""
     return {"train": "training"}.get(name, name)
 
 
 def _tested(summary: Summary) -> bool:
-    """Whether what was measured is the test."""
+    """Whether the measured split is the test."""
     return summary.known.counts["test"] > 0
 
 
 def _results(s: Summary) -> Iterator[tuple[str, str]]:
-    """What is said of a run; of several, each line stands once."""
+    """The results of a run, by label; a page about several runs has one line for each label."""
     what, unit = "−ELBO" if s.is_bound else "nll", s.unit
     if s.records:
         yield f"best validation {what} (nats)", _nats(s.best["validation_nll"])
@@ -127,7 +127,7 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
     if not _tested(s):
         yield f"no test rows; {_part(s.known.tested)} {what} (nats)", _with_error(s.test_nll, s.test_error)
     else:
-        whole = [w for w in s.weighted if w.rows == s.known.counts["test"]]  # more noises say the same more precisely
+        whole = [w for w in s.weighted if w.rows == s.known.counts["test"]]  # the last has the most samples
         value, error = (whole[-1].elbo, whole[-1].elbo_error) if whole else (s.test_nll, s.test_error)
         yield f"test {what} (nats)", _with_error(value, error)
         if unit != NATS:
@@ -149,7 +149,7 @@ def _results(s: Summary) -> Iterator[tuple[str, str]]:
         yield "latents in use (KL above 0.01 nats)", f"{int((kl > 0.01).sum())} of {len(kl)}"
         largest = ", ".join(f"{value:.2f}" for value in kl.sort(descending=True).values[:MOST_LATENTS].tolist())
         yield "KL of latents, largest first (nats)", largest + (", …" if len(kl) > MOST_LATENTS else "")
-    else:  # from latents there is no way back
+    else:  # latents have no inverse
         yield f"round-trip error, {'relative' if s.layout.levels is None else 'grey levels'}", _number(s.round_trip, 2)
     if s.certificates:
         yield "largest truncation error, proven", _number(max(c.plan.truncation_bound for c in s.certificates), 2)
@@ -171,7 +171,7 @@ def _time(seconds: float) -> str:
 
 
 def _table(summaries: Sequence[Summary], lines: Callable[[Summary], Iterable[tuple[str, str]]]) -> list[Row]:
-    """A line for each label; a run that has several values for one has them all in its cell."""
+    """A line for each label; several values of a run share a cell."""
     columns: list[dict[str, list[str]]] = []
     labels: list[str] = []
     for summary in summaries:
@@ -179,14 +179,14 @@ def _table(summaries: Sequence[Summary], lines: Callable[[Summary], Iterable[tup
         at = 0
         for label, cell in lines(summary):
             columns[-1].setdefault(label, []).append(cell)
-            if label not in labels:  # after the line that it follows
+            if label not in labels:  # after the preceding line
                 labels.insert(at, label)
             at = labels.index(label) + 1
     return [(label, ["; ".join(column.get(label, ["–"])) for column in columns]) for label in labels]
 
 
 def _configs(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str], bool]]:
-    """Every setting that a run has, and whether the runs differ in it; not those that no run has given a value."""
+    """Every setting that at least one run has set, and whether the runs differ in it."""
     flat = [dict(_flat(_applicable(s))) for s in summaries]
     for key in dict.fromkeys(key for values in flat for key, value in values.items() if value is not None):
         cells = [_setting(values.get(key)) for values in flat]
@@ -194,7 +194,7 @@ def _configs(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str], boo
 
 
 def _applicable(summary: Summary) -> dict[str, Any]:
-    """The settings that say something of the run: of its data, those that its source takes."""
+    """The settings that apply to the run: of its data settings, only those that its source takes."""
     data = summary.config["data"]
     source = sources().get(data["name"])
     known = {"name", *(source.settings if source else data), *summary.kind.augmentations}

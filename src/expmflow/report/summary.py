@@ -1,4 +1,4 @@
-"""What a report says of a run: numbers and arrays, before anything is drawn."""
+"""The content of a report: numbers and arrays, before anything is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from expmflow.runs.reference import Reference, reference_of
 
 @dataclass(frozen=True)
 class Weighted:
-    """The bounds that `expmflow evaluate` has found from many noises: −nats, over some of the test rows."""
+    """The bounds that `expmflow evaluate` computed from importance samples: −nats, over some of the test rows."""
 
     samples: int
     rows: int
@@ -35,7 +35,7 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Summary:
-    """All that is shown of one run."""
+    """All that a report shows of one run."""
 
     name: str
     kind: Kind
@@ -60,12 +60,12 @@ class Summary:
 
     @property
     def unit(self) -> Unit:
-        """What the literature compares such likelihoods in."""
+        """The unit in which the literature reports such likelihoods."""
         return self.kind.unit(self.layout.event_shape)
 
     @property
     def best(self) -> dict[str, Any]:
-        """The validation with the least nll; one that was not finite is on record as NaN."""
+        """The validation with the smallest nll; validations that were not finite are recorded as NaN."""
         found = [r for r in self.records if math.isfinite(r.get("validation_nll", math.nan))]
         return min(found, key=lambda r: r["validation_nll"], default={"step": 0, "validation_nll": math.nan})
 
@@ -82,7 +82,7 @@ class Summary:
 
 
 def summarise(trained: Trained, advance: Advance = lambda done: None) -> Summary:
-    """Measure a run: samples, certificates, round trips, timings; likelihoods as it keeps them, or of its data."""
+    """Measure a run: samples, certificates, round trips, timings; and likelihoods, stored ones or those of its data."""
     known = reference_of(trained, advance)
     started = time.perf_counter()
     trained.log_likelihoods(known.rows, labels=known.labels)
@@ -134,9 +134,9 @@ def _standard_error(values: Tensor) -> float:
 
 
 def round_trip(trained: Trained, rows: Tensor, context: Tensor | None = None) -> float:
-    """The largest |x − decode(encode(x))|; NaN where there is no way back.
+    """The largest |x − decode(encode(x))|; NaN if there is no inverse.
 
-    Of integers in their own unit; of other rows relative to the largest |x|.
+    For integers in their own unit; for other rows relative to the largest |x|.
     """
     try:
         error = trained.model.round_trip_error(rows, context)
@@ -151,6 +151,6 @@ def round_trip(trained: Trained, rows: Tensor, context: Tensor | None = None) ->
 
 
 def density(trained: Trained, rows: Tensor) -> Tensor | None:
-    """p(x) over the range of the rows, where they can be drawn in the plane."""
+    """p(x) over the range of the rows, if they can be drawn in the plane."""
     place = trained.kind.landscape(rows)
     return None if place is None else trained.log_likelihoods(place.points).exp()

@@ -1,1 +1,1 @@
-"""What a finished run can do, wherever it was carried: open, evaluate, weigh, score, ship."""
+"""What a finished run can do, wherever its folder is: open, evaluate, sample, score, export."""

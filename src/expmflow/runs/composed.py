@@ -1,4 +1,4 @@
-"""Flows that somebody composed, in and out of folders, with no config: `flow.json` and `model.safetensors`."""
+"""Saving and loading of composed flows, without a config: `flow.json` and `model.safetensors`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ STATE, BUFFER, ARGUMENT = "state.", "buffer.", "argument."
 def save(flow: Density, folder: str | Path) -> None:
     """Write a flow, or another density, made of layers of this package, of torch.nn, or of registered ones.
 
-    The folder holds a description of the layers (names of classes, and arguments of their constructors: JSON) and the
-    tensors (safetensors). The description is tried before anything is written, and each file is written under a
-    temporary name and renamed. `ef.load` reads it back, to the same numbers bit for bit.
+    The folder holds a description of the layers (class names and constructor arguments: JSON) and the tensors
+    (safetensors). The description is tested before anything is written, and each file is written under a temporary name
+    and renamed. `ef.load` reads the flow back, and gives the same numbers bit for bit.
 
     Args:
-        flow: what is saved; classes of your own layers are registered by `ef.register_layer`.
-        folder: made if it is not there; what was saved there before is replaced.
+        flow: the flow to save; register the classes of your own layers with `ef.register_layer`.
+        folder: created if necessary; what was saved there before is replaced.
 
     Raises:
-        TypeError: with one sentence, if a layer inside is of a class that is not registered.
+        TypeError: if a layer inside is of a class that is not registered.
 
     Example:
         >>> import tempfile
@@ -61,7 +61,7 @@ def save(flow: Density, folder: str | Path) -> None:
 
 
 def pack(flow: Density) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What describes a flow: values that JSON knows, and copies of its tensors; `unpack` makes it again."""
+    """The description of a flow, as JSON values, and copies of its tensors; `unpack` rebuilds it."""
     description, arguments = describe(flow)
     dtype = _dtype(flow)
     state = flow.state_dict()
@@ -74,7 +74,7 @@ def pack(flow: Density) -> tuple[dict[str, Any], dict[str, Tensor]]:
     kinds = {name: value.dtype for name, value in twin.state_dict().items()}
     others = [f"{name} of {value.dtype}" for name, value in state.items() if kinds[name] != value.dtype]
     expect(not others, "a flow in one dtype", f"{', '.join(others[:3])} beside {dtype}")
-    buffers = _unlike(flow, twin, state)
+    buffers = _irreproducible_buffers(flow, twin, state)
     parts = ((STATE, state), (BUFFER, buffers), (ARGUMENT, arguments))
     tensors = {prefix + name: value.detach().clone() for prefix, part in parts for name, value in part.items()}
     values = {
@@ -88,15 +88,15 @@ def pack(flow: Density) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def is_composed(folder: Path) -> bool:
-    """Whether `save` wrote there."""
+    """Whether `save` wrote this folder."""
     return (folder / FLOW).is_file()
 
 
 def load_composed(folder: Path) -> Density:
-    """What `save` wrote, in evaluation mode.
+    """The flow that `save` wrote, in evaluation mode.
 
     Raises:
-        CheckpointError: with one sentence, if the files were altered, or name a class that is not registered.
+        CheckpointError: if the files were altered, or name a class that is not registered.
     """
     path, place = folder / FLOW, RunFolder(folder)
     try:
@@ -118,7 +118,7 @@ def load_composed(folder: Path) -> Density:
 
 
 def unpack(values: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path | None = None) -> Density:
-    """The flow that `pack` saw, in evaluation mode; `path` is where that was read."""
+    """The flow that `pack` described, in evaluation mode; `path` is the source, for messages."""
     parts = [
         {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         for prefix in (ARGUMENT, STATE, BUFFER)
@@ -138,7 +138,7 @@ def _restored(
     state: dict[str, Tensor],
     buffers: dict[str, Tensor],
 ) -> nn.Module:
-    """The module with its state; constructors draw numbers that nobody is to notice."""
+    """The module with its state; random numbers drawn by constructors do not affect the caller's generator."""
     with torch.random.fork_rng(devices=[]):
         model = rebuild(description, arguments)
     if dtype is not None:
@@ -155,21 +155,21 @@ def _restored(
     return model
 
 
-def _unlike(model: nn.Module, twin: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Buffers outside of the state that a constructor does not find again, as when it worked in another precision."""
+def _irreproducible_buffers(model: nn.Module, twin: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Buffers outside the state that a constructor does not reproduce, for example from another precision."""
     found = {name: value.cpu() for name, value in twin.named_buffers()}
     others = {name: value.detach().cpu() for name, value in model.named_buffers() if name not in state}
     return {name: value for name, value in others.items() if name not in found or not _equal(value, found[name])}
 
 
 def _plain(module: nn.Module) -> dict[str, Plain]:
-    """What is set on a module by public names: numbers and words; mode and state aside."""
+    """Public attributes that are numbers or strings, without the mode and the state."""
     found = {name: value for name, value in vars(module).items() if type(value) in (bool, int, float, str, type(None))}
     return {name: value for name, value in found.items() if not name.startswith("_") and name != "training"}
 
 
 def _settings(model: nn.Module, twin: nn.Module) -> dict[str, dict[str, Plain]]:
-    """What was set on modules since they were made, as `max_iterations`."""
+    """Attributes that were changed after construction, such as `max_iterations`."""
     parts = dict(twin.named_modules())
     changed: dict[str, dict[str, Plain]] = {}
     for name, module in model.named_modules():
@@ -180,7 +180,7 @@ def _settings(model: nn.Module, twin: nn.Module) -> dict[str, dict[str, Plain]]:
 
 
 def _apply_settings(model: nn.Module, settings: Any, frozen: Any, path: Path | None) -> None:
-    """Numbers and words that modules have; nothing else can be set by a file."""
+    """Set numbers and strings that modules already have; a file can set nothing else."""
     parts, parameters = dict(model.named_modules()), dict(model.named_parameters())
     try:
         for name, values in settings.items():
@@ -200,7 +200,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _dtype(model: nn.Module) -> torch.dtype | None:
-    """Of the parameters, or else of the buffers; whether it is that of all the others the copy will show."""
+    """The dtype of the parameters, or else of the buffers; whether the copy reproduces that of all others will show."""
     floats = [value.dtype for value in [*model.parameters(), *model.buffers()] if value.is_floating_point()]
     return floats[0] if floats else None
 

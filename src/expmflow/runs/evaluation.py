@@ -1,4 +1,4 @@
-"""What is asked of a trained run: likelihoods, samples, scores."""
+"""Likelihoods, samples and scores of a trained run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from expmflow.transforms import keyed_draws
 
 Advance = Callable[[int], None]
 LARGEST_BATCH = 2048  # rows whose likelihoods are computed at a time
-LARGEST_NUMBERS = 2**19  # and numbers in them: 170 images of CIFAR-10
+LARGEST_NUMBERS = 2**19  # and entries in them: 170 images of CIFAR-10
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run, opened: its config, its best weights, and the places of its files."""
+    """An open run: its config, its best weights, and the paths of its files."""
 
     folder: RunFolder
     config: Config
@@ -49,18 +49,18 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """What to call the run."""
+        """The name of the run."""
         return run_name(self.folder.path)
 
     @property
     def layout(self) -> Layout:
-        """What one row is."""
+        """The layout of its rows."""
         settings = self.config.data.model_dump()
         return Layout(self.event_shape, self.names, self.class_names, self.levels, settings)
 
     @property
     def unit(self) -> Unit:
-        """What the literature compares such likelihoods in."""
+        """The unit in which the literature reports such likelihoods."""
         return self.kind.unit(self.event_shape)
 
     @property
@@ -74,10 +74,10 @@ class Trained:
         return min(LARGEST_BATCH, max(1, LARGEST_NUMBERS // torch.Size(self.event_shape).numel()))
 
     def data(self, progress: Progress | None = None) -> Dataset:
-        """The rows that the run was trained, validated and tested on; or others, which are all for the test.
+        """The rows that the run was trained, validated and tested on; or other rows, all of which are for the test.
 
-        `place` says where they are now, if not where they were. Rows that are not those of the run are read as it read
-        its own, whatever parts the run's were in.
+        `place` is where they are now, if they have moved. Rows that are not the run's are read in the same way,
+        whatever the run's splits are.
         """
         if self.place is None:
             data = build_data(self.config.data, Randomness(self.config.train.seed), progress)
@@ -94,13 +94,14 @@ class Trained:
 
     @property
     def data_is_away(self) -> bool:
-        """Whether the files of the run's data are not here; of published files, whether they may be elsewhere."""
+        """Whether the files of the run's data are missing here; for published data, whether they may have to be
+        downloaded."""
         settings = self.config.data
         away = settings.path is not None and not expand_home(settings.path).exists()
         return away or "dir" in sources()[settings.name].settings
 
     def _moved(self, place: Path, progress: Progress | None) -> Dataset | None:
-        """The run's own rows at another place; None if what is there are others."""
+        """The run's own rows at another place; None if the rows there are others."""
         taken = sources()[self.config.data.name].settings
         setting = next((name for name in ("path", "dir") if name in taken), None)
         if setting is None:
@@ -116,28 +117,28 @@ class Trained:
         return data if began in (None, data.digest()) else None
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Rows as the model takes them."""
+        """Rows in the form that the model takes."""
         if not rows.is_floating_point():
             return rows.to(self.device)
         return rows.to(self.device, torch.float64 if self.model.takes_double else DTYPES[self.config.train.precision])
 
     @property
     def classes(self) -> int | None:
-        """How many classes the model is conditional on, if it is."""
+        """The number of classes of a conditional model; None otherwise."""
         return getattr(self.config.model, "classes", None)
 
     def context(self, labels: Tensor | None) -> Tensor | None:
-        """What the model is told of rows with these labels."""
+        """The model's context for rows with these labels."""
         context = class_context(labels, self.classes, DTYPES[self.config.train.precision])
         return None if context is None else context.to(self.device)
 
     def log_likelihoods(
         self, rows: Tensor, advance: Advance = lambda done: None, labels: Tensor | None = None
     ) -> Tensor:
-        """`(rows,)` in float64, in batches; −∞ where a row is so far out that its likelihood cannot be told.
+        """`(rows,)` in float64, computed in batches; −∞ if a row is so far out that its likelihood over- or underflows.
 
-        Of discrete data, a sample of the lower bound, from noise that depends on the seed and on the row alone: neither
-        batches nor other rows change it. A conditional model's rows without labels may be of any class.
+        For discrete data, a sample of the lower bound, with noise that depends only on the seed and the row: neither
+        batches nor other rows change it. For a conditional model, rows without labels may be of any class.
         """
         parts = []
         for part in self._likelihoods(rows, labels):
@@ -154,7 +155,7 @@ class Trained:
         labels: Tensor | None = None,
         advance: Advance = lambda done: None,
     ) -> Tensor:
-        """`(n, *event)` on the CPU, the same for the same seed; of a conditional model, all classes in turn."""
+        """`(n, *event)` on the CPU, the same for the same seed; for a conditional model, the classes take turns."""
         expect_count(n, "the number of samples")
         expect(math.isfinite(temperature) and temperature > 0, "a positive temperature", temperature)
         context = self.context(torch.arange(n) % self.classes if self.classes and labels is None else labels)
@@ -179,12 +180,12 @@ class Trained:
 
 
 def open_run(folder: str | Path, device: str = "cpu", data: Path | None = None) -> Trained:
-    """The run in a folder, or what `save_pretrained` wrote, or a model that comes with the package, by its name.
+    """Open the run in a folder, or the output of `save_pretrained`, or a model that ships with the package, by name.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         device: where to compute.
-        data: where the run's data is now, if it has moved; or other data, in place of it.
+        data: where the run's data is now, if it has moved; or other data instead.
     """
     run = RunFolder(find_run(folder))
     if is_composed(run.path):
@@ -200,9 +201,9 @@ def open_run(folder: str | Path, device: str = "cpu", data: Path | None = None) 
 
 
 def tolerant_likelihood(model: Density, rows: Tensor, noise: Sequence[Tensor], context: Tensor | None) -> Tensor:
-    """Where one row is beyond the numbers of the dtype, the others still have their likelihood.
+    """The likelihoods, with −∞ for rows beyond the range of the dtype, which do not affect the others.
 
-    What layers draw is a function of the row alone.
+    The random numbers of layers are a function of the row alone.
     """
     try:
         with keyed_draws(model, "evaluation", [_digest(row) for row in rows]):
@@ -221,5 +222,5 @@ def tolerant_likelihood(model: Density, rows: Tensor, noise: Sequence[Tensor], c
 
 
 def _digest(row: Tensor) -> str:
-    """Tells a row from others by what is in it."""
+    """A checksum of a row's content."""
     return hashlib.sha256(row.contiguous().cpu().numpy().tobytes()).hexdigest()

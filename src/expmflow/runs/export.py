@@ -25,7 +25,7 @@ from expmflow.training.files import write_whole
 from expmflow.training.run import RunFolder
 
 FORMATS = (".pt2", ".onnx")
-ROWS = 3  # of the example: a size of 0 or 1 would be special
+ROWS = 3  # in the example: sizes 0 and 1 would be special
 CHECKED = (1, 2, 5)  # numbers of rows for which a program is compared with the model
 DESCRIPTION = "expmflow.json"  # inside the archive
 
@@ -35,25 +35,25 @@ def export(
 ) -> Program:
     """Write a program that needs torch alone (`.pt2`), or an ONNX runtime (`.onnx`), for any number of rows.
 
-    The likelihood program maps `x`, rows as the model takes them, to `(batch,)` in nats: log p(x), or of a model that
-    is known by a bound, the bound for the random numbers that it is given as `noise`. The sampling program maps `noise`
-    to rows. A context, if the model has one, stands before the noise.
+    The likelihood program maps `x`, rows as the model takes them, to `(batch,)` in nats: log p(x), or, for a model with
+    a bound, the bound for the random numbers in `noise`. The sampling program maps `noise` to rows. If the model has a
+    context, it comes before the noise.
 
-    Whatever the weights alone decide is computed once, and is a constant of the program. It has no gradients, and gives
-    NaN or infinity where the model would raise an error. The file is compared with the model, for several numbers of
-    rows, before it gets its name. What its arguments are is written inside: in `extra_files` of `torch.export.load`, or
-    in the metadata of ONNX.
+    Everything that depends only on the weights is computed once, and is a constant of the program. The program has no
+    gradients, and returns NaN or infinity where the model would raise an error. The file is compared with the model,
+    for several numbers of rows, before it gets its name. A description of its arguments is stored inside: in
+    `extra_files` of `torch.export.load`, or in the metadata of ONNX.
 
     Args:
-        model: a density, or the folder of one, or the name of one that comes with the package.
+        model: a density, or the folder of one, or the name of one that ships with the package.
         path: a `.pt2` or `.onnx` file.
         what: `"likelihood"` or `"sample"`.
-        context: an example of what the model is conditioned on, of one row or more, or a graph `(N, N)` that all rows
-            share. Not needed for a run with classes, which takes one-hot vectors.
+        context: an example of the context, with at least one row, or a graph `(N, N)` that all rows share. Not needed
+            for a run with classes, which takes one-hot vectors.
 
     Raises:
-        ValueError: with one sentence, if a layer has to look at its numbers, as inverses of Sylvester layers do, which
-            iterate; or if ONNX lacks an operator.
+        ValueError: if a layer depends on values that are known only at run time, like the iterative inverses of
+            Sylvester layers; or if ONNX lacks an operator.
 
     Example:
         >>> import tempfile
@@ -106,7 +106,7 @@ def _class_of(source: str | Path) -> Tensor | None:
 
 @torch.no_grad()
 def _compare(path: Path, run: Runnable) -> None:
-    """Raise unless the file gives the model's own numbers, whatever the number of rows."""
+    """Raise unless the file gives the model's own results, for any number of rows."""
     loaded = None if path.suffix == ".onnx" else torch.export.load(path).module()
     for rows in CHECKED:
         inputs = run.example(rows, seed=rows)

@@ -1,4 +1,4 @@
-"""The likelihood of discrete rows from importance samples: a bound that is exact in the limit."""
+"""Likelihoods of discrete rows by importance sampling: a bound that is exact in the limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 64  # importance samples of one row that are computed at a time
 
 @dataclass(frozen=True)
 class Estimates:
-    """Of each row: the evidence lower bound, and the importance-weighted bound, in nats."""
+    """For each row: the evidence lower bound and the importance-weighted bound, in nats."""
 
     elbo: Tensor
     log_prob: Tensor
@@ -38,14 +38,14 @@ def importance_estimates(
     kept_in: Path | None = None,
     advance: Advance = lambda done: None,
 ) -> Estimates:
-    """Bounds on log P of each row, from `samples` noises of its own, which depend on the seed and its place alone.
+    """Bounds on log P of each row, from `samples` noise samples that depend only on the seed and the row's place.
 
     Args:
-        rows: integers, as the model was trained on.
-        samples: noises for each row.
-        labels: of the rows, for a conditional model.
-        kept_in: a file where each row's result is kept as soon as it is there; a second call goes on from it.
-        advance: told of the rows that are done.
+        rows: integers, as in the model's training data.
+        samples: noise samples for each row.
+        labels: the classes of the rows, for a conditional model.
+        kept_in: a file that stores each row's result at once; a second call continues from it.
+        advance: called with the number of finished rows.
     """
     trained.model.check_weighable(samples)
     expect(trained.classes is None or labels is not None, "labels for the rows of a conditional model", "none")
@@ -62,12 +62,12 @@ def importance_estimates(
 
 
 def results_file(trained: Trained, split: str, samples: int) -> Path:
-    """Where the estimates of a run are kept: another file for other weights, rows or samples."""
+    """Where the estimates of a run are stored: a separate file for other weights, rows or samples."""
     return place_beside(trained.folder.path) / "evaluation" / f"{split}-{samples}-{_digest(trained)}.jsonl"
 
 
 def kept_results(trained: Trained, split: str) -> dict[int, Estimates]:
-    """What is there already of the run as it is now: by the number of samples, the rows that are done."""
+    """The stored results of the run's current weights: for each number of samples, the finished rows."""
     found = {}
     folder, digest = place_beside(trained.folder.path) / "evaluation", _digest(trained)
     for path in folder.glob(f"{split}-*-{digest}.jsonl"):
@@ -79,7 +79,7 @@ def kept_results(trained: Trained, split: str) -> dict[int, Estimates]:
 
 
 def _digest(trained: Trained) -> str:
-    """Of the weights, and of where the rows come from."""
+    """A checksum of the weights, and of the source of the rows."""
     data = json.dumps(trained.config.data.model_dump(mode="json"), sort_keys=True).encode()
     return hashlib.sha256(trained.folder.weights.read_bytes() + data).hexdigest()[:12]
 
@@ -105,12 +105,12 @@ def _estimate(trained: Trained, row: Tensor, samples: int, label: Tensor | None,
 
 
 def _of(row: Tensor) -> str:
-    """Tells a row from others."""
+    """A checksum of a row."""
     return hashlib.sha256(row.contiguous().cpu().numpy().tobytes()).hexdigest()[:12]
 
 
 def _read(path: Path) -> Iterator[tuple[int, str, tuple[float, float]]]:
-    """The whole lines of the file, with what tells their row; what was half written is computed again."""
+    """The complete lines of the file, with the checksum of their row; incomplete ones are computed again."""
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -124,4 +124,4 @@ def _append(path: Path, row: int, of: str, values: tuple[float, float]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"row": row, "of": of, "elbo": values[0], "log_prob": values[1]})
     with open(path, "a", encoding="utf-8") as file:
-        file.write(f"\n{line}\n")  # a line before it that was cut short is ended first
+        file.write(f"\n{line}\n")  # ends an incomplete line before it

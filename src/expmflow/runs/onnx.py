@@ -1,4 +1,4 @@
-"""Programs of torch.export as ONNX: where the extra `export` is installed."""
+"""Programs of torch.export as ONNX; needs the extra `export`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from expmflow._validation import expect
 from expmflow.runs.tracing import quiet
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-DESCRIPTION = "expmflow"  # the key of what is said of the arguments
+DESCRIPTION = "expmflow"  # the key of the description of the arguments
 
 
 def check_onnx() -> None:
-    """Raise `ValueError` unless the packages that it takes are there."""
+    """Raise `ValueError` unless the necessary packages are installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     expect(not missing, "the extra `export` for ONNX", f"no {', '.join(missing)}")
 
 
 def _triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """As a product: of a constant matrix the inverse is a constant too, and ONNX has no solver."""
+    """A solve as a product: the inverse of a constant matrix is a constant too, and ONNX has no solver."""
     kept = a.triu() if upper else a.tril()
     if unitriangular:
         kept = kept - torch.diag_embed(kept.diagonal(dim1=-2, dim2=-1)) + torch.eye(a.shape[-1]).to(a)
@@ -37,7 +37,7 @@ PRODUCTS: dict[Any, Callable[..., Any]] = {torch.ops.aten.linalg_solve_triangula
 
 
 def write_onnx(program: ExportedProgram, names: list[str], result: str, text: str, path: Path) -> None:
-    """The program with its arguments' names; `ValueError` names the operator that ONNX lacks."""
+    """Write the program with its arguments' names; `ValueError` names an operator that ONNX lacks."""
     with quiet():
         try:
             written = torch.onnx.export(
@@ -54,7 +54,7 @@ def write_onnx(program: ExportedProgram, names: list[str], result: str, text: st
 
 
 def run_onnx(path: Path, inputs: dict[str, Tensor]) -> Tensor:
-    """What ONNX Runtime makes of a file."""
+    """The result of ONNX Runtime for a file."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

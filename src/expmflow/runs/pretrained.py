@@ -1,4 +1,4 @@
-"""Trained models in and out of folders."""
+"""Loading and saving of trained models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def load(folder: str | Path) -> Density:
     """The trained model of a run, or of a folder that `save` or `save_pretrained` wrote, in evaluation mode.
 
     Args:
-        folder: holds `config.json`, or `flow.json`, and `model.safetensors`; nothing in it is ever unpickled. Where
-            there is no such folder, the name of a model that comes with the package, such as `"digits"`.
+        folder: holds `config.json`, or `flow.json`, and `model.safetensors`; nothing in it is ever unpickled. If there
+            is no such folder, the name of a model that ships with the package, such as `"digits"`.
 
     Raises:
-        CheckpointError: with one sentence, if there is no such model, or it was altered.
+        CheckpointError: if there is no such model, or it was altered.
 
     Example:
         >>> import tempfile
@@ -47,13 +47,14 @@ def load(folder: str | Path) -> Density:
 
 
 def save_pretrained(source: str | Path | tuple[Density, Config, Sequence[int]], folder: str | Path) -> None:
-    """Write what `load` needs and no more: `config.json` and `model.safetensors`.
+    """Write only what `load` needs: `config.json` and `model.safetensors`.
 
-    Of a run that keeps what its scores are measured by, that is written too, so that the copy scores without the data.
+    If a run stores the likelihoods that its scores are calibrated on, they are written too, so that the copy can score
+    without the data.
 
     Args:
-        source: a run, whose best weights are taken, or a model with its config and the shape of its events.
-        folder: made if it is not there.
+        source: a run, whose best weights are taken, or a model with its config and event shape.
+        folder: created if necessary.
     """
     known: dict[str, Any] = {}
     kept: Path | None = None
@@ -78,7 +79,7 @@ def save_pretrained(source: str | Path | tuple[Density, Config, Sequence[int]], 
 
 
 def _describing(model: Density, config: Config, event_shape: tuple[int, ...]) -> Config:
-    """The config with the grey levels of the model; a `ConfigError` if it describes another model."""
+    """The config with the grey levels of the model; raises `ConfigError` if it describes another model."""
     if model.levels is not None and "grey_levels" in type(config.model).model_fields:
         if getattr(config.model, "grey_levels", None) not in (None, model.levels):
             raise ConfigError(f"Expected model.grey_levels={model.levels}, as the model has; got another number.")

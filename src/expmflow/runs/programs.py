@@ -1,4 +1,4 @@
-"""What a model is as a program: arguments in an order, what they mean, and what it gives for them."""
+"""A model as a program: its arguments in order, their meaning, and its result."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Input:
     """An argument of a program.
 
     Args:
-        name: what to call it; arguments are given in their order.
-        shape: of one row; of what all rows share, of the whole.
-        dtype: of torch, as `"float32"`.
-        meaning: what it holds, for people.
-        shared: whether all rows share it, as a graph.
+        name: the name of the argument; arguments are passed in their order.
+        shape: that of one row; for a shared argument, that of the whole.
+        dtype: of torch, such as `"float32"`.
+        meaning: its content, for people.
+        shared: whether all rows share it, like a graph.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Program:
-    """The arguments of a program, in their order, and what its result is."""
+    """The arguments of a program, in order, and the meaning of its result."""
 
     what: What
     inputs: tuple[Input, ...]
@@ -53,7 +53,7 @@ class Runnable(nn.Module):
 
     Args:
         model: in evaluation mode.
-        what: which of the two.
+        what: which of the two functions.
         context: an example, with at least one row; or a graph that all rows share.
     """
 
@@ -66,7 +66,7 @@ class Runnable(nn.Module):
         self.axes = len(model.event_shape)
         self.shares = is_shared_graph(context, self.axes)
         for base in (part for part in model.modules() if isinstance(part, TorchBase)):
-            _let_pass(base.distribution)
+            _without_validation(base.distribution)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         rest = list(inputs)
@@ -77,7 +77,7 @@ class Runnable(nn.Module):
         return self.model(x, context, noise=rest or None)
 
     def example(self, rows: int, seed: int = 0) -> dict[str, Tensor]:
-        """Arguments by name, of rows that are samples of the model; the same for the same seed."""
+        """Example arguments by name, for rows that are samples of the model; the same for the same seed."""
         inputs: dict[str, Tensor] = {}
         context = self.context
         if context is not None and not self.shares:
@@ -93,7 +93,7 @@ class Runnable(nn.Module):
         return inputs
 
     def program(self) -> Program:
-        """What a user has to know."""
+        """What a user has to know to call it."""
         example = self.example(1)
         meanings = {name: NUMBERS[draw.kind] for name, draw in self._noise()}
         levels = self.model.levels
@@ -118,8 +118,8 @@ class Runnable(nn.Module):
         return [(f"noise_{k}" if several else "noise", draw) for k, draw in enumerate(self.draws)]
 
 
-def _let_pass(distribution: Distribution) -> None:
-    """Without torch's checks of the values that a distribution is asked about: a program has none when it is made."""
+def _without_validation(distribution: Distribution) -> None:
+    """Turn off torch's checks of a distribution's values: while a program is recorded, there are none."""
     part: object = distribution
     while isinstance(part, Distribution):
         part._validate_args = False
@@ -127,7 +127,7 @@ def _let_pass(distribution: Distribution) -> None:
 
 
 def check_exportable(model: Density, what: What) -> None:
-    """Raise `ValueError` for what no program can do, before any is recorded."""
+    """Raise `ValueError` for models that no program can represent, before anything is recorded."""
     random = model.random_layers
     expect(not random, "exact log-determinants", f"random estimates in {', '.join(random)}")
     if what == "sample":

@@ -1,4 +1,4 @@
-"""Modules as descriptions: names of classes and arguments, in values that JSON knows, and tensors beside them."""
+"""Modules as descriptions: class names and arguments, as JSON values, with tensors beside them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Description = list[dict[str, Any]]
 
 
 def describe(module: nn.Module) -> tuple[Description, dict[str, Tensor]]:
-    """A list of modules, each made of those before it, the last being `module`; and the tensors among arguments.
+    """A list of modules, each built from those before it, the last being `module`; and the tensors among arguments.
 
     Raises:
-        TypeError: with one sentence, if a module inside is of a class that is not registered.
+        TypeError: if a module inside is of a class that is not registered.
     """
     description: Description = []
     tensors: dict[str, Tensor] = {}
@@ -83,10 +83,10 @@ def describe(module: nn.Module) -> tuple[Description, dict[str, Tensor]]:
 
 
 def rebuild(description: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The module that `describe` saw, with a state of its own; only registered classes are ever called.
+    """Rebuild a described module, with its own state; only registered classes are ever called.
 
     Raises:
-        CheckpointError: with one sentence, if that is no description, or of classes that are not known here.
+        CheckpointError: if this is not a description, or names classes that are not registered here.
     """
     if not isinstance(description, list) or not 0 < len(description) <= MOST_MODULES:
         raise CheckpointError(f"Expected a list of modules; got {type(description).__name__}.")
@@ -146,12 +146,12 @@ def rebuild(description: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _parts(module: nn.Module, name: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """The registered name of a module's class, and the arguments that it is made with."""
+    """The registered name of a module's class, and its constructor arguments."""
     recipe = recipe_of(module)
     if recipe is not None:
         return recipe.name, recipe.positional, recipe.arguments
     cls = type(module)
-    if parametrize.is_parametrized(module):  # a layer around it does so again; if none does, the state will not fit
+    if parametrize.is_parametrized(module):  # the owner's constructor does so again, or the state will not fit
         cls = cls.__mro__[1]
     kind = f"torch.nn.{cls.__name__}"
     if MODULES.get(kind) is not cls:
@@ -175,7 +175,7 @@ def _distribution_arguments(value: Distribution) -> dict[str, Any]:
         parts = (value.mixture_distribution, value.component_distribution)
         return dict(zip(("mixture_distribution", "component_distribution"), parts, strict=True))
     known = [name for name in value.arg_constraints if name in vars(value)] or list(value.arg_constraints)
-    if len(known) > 1 and known[0] in ("probs", "logits"):  # one of two ways to say the same
+    if len(known) > 1 and known[0] in ("probs", "logits"):  # two forms of the same parameter
         known = ["logits"]
     if isinstance(value, torch.distributions.MultivariateNormal):
         known = ["loc", "scale_tril"]
@@ -183,5 +183,5 @@ def _distribution_arguments(value: Distribution) -> dict[str, Any]:
 
 
 def _plain_number(value: Any) -> Any:
-    """Of a subclass, such as a number of numpy or an enumeration."""
+    """Converts subclasses, such as numbers of numpy or enumerations."""
     return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))

@@ -1,7 +1,7 @@
-"""What a run keeps of its data, so that it can be carried to where the data is not.
+"""What a run stores about its data, so that it can be used where the data is not.
 
-`reference.safetensors` holds the likelihoods of rows of each part, which scores and evaluations compare with, and a few
-rows to draw. It belongs to the weights that it was measured with, and is not used with others.
+`reference.safetensors` holds likelihoods of rows of each split, which scores and evaluations compare with, and a few
+rows to draw. It belongs to the weights that it was measured with, and is ignored for others.
 """
 
 from __future__ import annotations
@@ -28,20 +28,18 @@ FORMAT = "1"
 
 @dataclass(frozen=True)
 class Reference:
-    """What there is to compare with.
+    """Reference values for comparisons.
 
     Args:
-        counts: of the rows of each part.
-        nll: of the first rows of each part, in nats; infinite where it cannot be told.
-        scored: the nll that scores are measured by: of the rows that were held out, without their classes.
-        rows: some of the training rows, to look at.
-        columns: how many of them make a line, where each is another class.
-        labels: of these rows, where the model is told their classes.
-        extremes: the most likely and the least likely of the rows that were measured for the test, if a report shows
-            them.
-        examples: the first of the rows that were measured for the test, for what latents make of them; None in what
-            earlier versions kept.
-        baselines: the mean nll of the same rows under simple densities, by what to call them.
+        counts: the number of rows in each split.
+        nll: of the first rows of each split, in nats; infinite if it over- or underflows.
+        scored: the nll that scores are calibrated on: of held-out rows, without their classes.
+        rows: some of the training rows, to show.
+        columns: how many of them form a line, if each is of another class.
+        labels: the labels of these rows, if the model is given their classes.
+        extremes: the most likely and the least likely of the measured test rows, if a report shows them.
+        examples: the first of the measured test rows, for figures of latents; None in files of earlier versions.
+        baselines: the mean nll of the same rows under simple densities, by name.
     """
 
     counts: dict[str, int]
@@ -56,17 +54,17 @@ class Reference:
 
     @property
     def tested(self) -> str:
-        """The part that says how good the model is: the last one that has rows."""
+        """The split that says how good the model is: the last one that has rows."""
         return _tested(self.counts)
 
     @property
     def held_out(self) -> str:
-        """The part that scores are measured by: validation, if it has rows."""
+        """The split that scores are calibrated on: validation, if it has rows."""
         return _held_out(self.counts)
 
 
 def measure(trained: Trained, data: Dataset, advance: Advance = lambda done: None) -> Reference:
-    """What is to be known of a run's data."""
+    """Measure the reference values of a run's data."""
     most = trained.kind.measured_rows
     parts = dict(zip(PARTS, (data.train, data.validation, data.test), strict=True))
     conditional = data.labels is not None and trained.classes is not None
@@ -94,12 +92,12 @@ def measure(trained: Trained, data: Dataset, advance: Advance = lambda done: Non
 
 
 def measured_count(trained: Trained, data: Dataset) -> int:
-    """How many likelihoods `measure` takes."""
+    """The number of likelihoods that `measure` computes."""
     return sum(min(len(rows), trained.kind.measured_rows) for rows in (data.train, data.validation, data.test))
 
 
 def keep(trained: Trained, reference: Reference) -> None:
-    """Write it into the run's folder, beside the weights that it belongs to."""
+    """Write the values into the run's folder, beside the weights that they belong to."""
     tensors = {f"nll.{part}": values for part, values in reference.nll.items()}
     tensors |= {"scored": reference.scored.clone(), "rows": reference.rows}
     if reference.labels is not None:
@@ -114,7 +112,7 @@ def keep(trained: Trained, reference: Reference) -> None:
 
 
 def load_reference(trained: Trained) -> Reference | None:
-    """What the run keeps; None if there is nothing, or it was measured with other weights."""
+    """The stored values of the run; None if there are none, or they belong to other weights."""
     path = trained.folder.reference
     if not path.is_file():
         return None
@@ -140,7 +138,7 @@ def load_reference(trained: Trained) -> Reference | None:
 
 
 def reference_of(trained: Trained, advance: Advance = lambda done: None) -> Reference:
-    """What the run keeps, or what is measured now where it keeps nothing, or where other data is asked for."""
+    """The stored values, or values measured now if there are none, or if other data is given."""
     kept = None if trained.place is not None else load_reference(trained)
     return measure(trained, trained.data(), advance) if kept is None else kept
 
@@ -154,13 +152,13 @@ def _held_out(counts: dict[str, int]) -> str:
 
 
 def _weights(trained: Trained) -> str:
-    """Tells the weights from others."""
+    """A checksum of the weights."""
     path = trained.folder.weights
     return read_metadata(path).get(CHECKSUM) or hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _places(trained: Trained, data: Dataset) -> tuple[Tensor, int | None]:
-    """Training rows to look at; of a conditional model, all classes in turn, a column for each."""
+    """Training rows to show; for a conditional model, the classes alternate, with a column for each."""
     shown = data.train if len(data.train) else data.test
     count = min(trained.kind.report_rows, len(shown))
     columns = class_columns(trained.classes, count)

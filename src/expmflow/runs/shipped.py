@@ -1,4 +1,4 @@
-"""Runs by name: the folder of a run, or a model that comes with the package."""
+"""Runs by name: the folder of a run, or a model that ships with the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find_run(source: str | Path) -> Path:
-    """A folder that exists; or else the shipped model of that name."""
+    """An existing folder; otherwise the shipped model of that name."""
     path = Path(source)
     known = shipped()
     if path.is_dir():
@@ -30,10 +30,10 @@ def find_run(source: str | Path) -> Path:
 
 
 def run_name(folder: Path) -> str:
-    """What to call a run: the name of a shipped model, or its folder."""
+    """The name of a run: that of a shipped model, or of its folder."""
     return folder.name if folder.parent == FOLDER else str(folder)
 
 
 def place_beside(folder: Path) -> Path:
-    """Where to keep what is found out about a run: its folder, or `runs/NAME` for a shipped model."""
+    """Where to store results about a run: its folder, or `runs/NAME` for a shipped model."""
     return Path("runs") / folder.name if folder.parent == FOLDER else folder

@@ -1,4 +1,4 @@
-"""Models as programs: recorded by torch.export, with all that depends on the weights alone computed beforehand."""
+"""Models as programs: recorded by torch.export, with everything that depends on the weights alone precomputed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def trace(
 
     Args:
         module: `forward(*inputs)`, in evaluation mode, without gradients.
-        inputs: an example of at least two rows; the program's arguments get their names.
-        shared: names of inputs that all rows share, whose shapes stay what they are.
-        decompositions: operators that are to be replaced, as for `ExportedProgram.run_decompositions`.
+        inputs: an example of at least two rows; the keys name the program's arguments.
+        shared: names of inputs that all rows share, with fixed shapes.
+        decompositions: operators to replace, as for `ExportedProgram.run_decompositions`.
 
     Raises:
-        ValueError: with one sentence and the name of the layer, if a layer has to see numbers.
+        ValueError: with the name of the layer, if it depends on values that are known only at run time.
     """
     batch = Dim("batch")
     shapes = tuple(None if name in shared else {0: batch} for name in inputs)
@@ -48,16 +48,16 @@ def trace(
             raise ValueError(_sentence(error, module)) from error
         try:
             return torch.export.export(folded(flat.module(), list(inputs)), example, dynamic_shapes=shapes)
-        except Exception:  # what writes into parts, and some strides, are right only as they were recorded
+        except Exception:  # writes into views, and some strides, are right only as recorded
             return torch.export.export(module, example, dynamic_shapes=(shapes,))
 
 
 def folded(program: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
-    """The same program, where every value that no input changes is a constant: masks, norms, determinants.
+    """The same program, with values that no input changes as constants: masks, norms, determinants.
 
     Args:
-        program: what `ExportedProgram.module` gives, with one result.
-        names: of its inputs.
+        program: the result of `ExportedProgram.module`, with one output.
+        names: the names of its inputs.
     """
     remaining = iter(names)
     known: dict[fx.Node, Any] = {}
@@ -123,7 +123,7 @@ def _layer_of(trace: TracebackType | None) -> Transform | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings that torch's exporters have for their own authors."""
+    """Silence the warnings that torch's exporters have for their own authors."""
     loggers = [logging.getLogger(name) for name in NOISY]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Whether a row is like the others: scores, and how well they tell rows apart."""
+"""Typicality scores of rows, and how well scores separate rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from expmflow._validation import expect
 
 @dataclass(frozen=True)
 class Typicality:
-    """How far a row's likelihood is from those of rows that were held out: |nll − mean| / std.
+    """The distance of a row's likelihood from those of held-out rows: |nll − mean| / std.
 
     Rows that are too likely are as unusual as rows that are too unlikely, so the distance counts in both directions.
     """
@@ -24,11 +24,12 @@ class Typicality:
 
     @classmethod
     def of(cls, nll: Tensor, *, quantile: float = 0.99, threshold: float | None = None) -> Typicality:
-        """Measured on rows that were not trained on: on those, any model is more certain than on others.
+        """Calibrated on rows that were not trained on, because a model is more certain of its training rows.
 
-        Beyond `threshold` a row is flagged; by default where, of n rows and one more of their kind, at most 1 −
-        `quantile` lie beyond on average: the ⌈quantile · (n + 1)⌉-th of their scores, or the largest if n is too small.
-        Rows so far out that their likelihood cannot be told do not count.
+        Rows above `threshold` are flagged. By default, the threshold is the ⌈quantile · (n + 1)⌉-th of the n scores, or
+        the
+        largest if n is too small: then at most 1 − `quantile` of new rows of the same kind lie above it on average.
+        Rows with an infinite likelihood do not count.
         """
         expect(0 < quantile < 1, "a quantile between 0 and 1", quantile)
         nll = nll[nll.isfinite()].double()
@@ -39,12 +40,12 @@ class Typicality:
         return cls(mean, std, float(scores[at]) if threshold is None else threshold)
 
     def score(self, nll: Tensor) -> Tensor:
-        """One number a row; rows like those that were held out have about one."""
+        """One number per row; about one for rows like the held-out ones."""
         return (nll - self.mean).abs() / self.std
 
 
 def auroc(scores: Tensor, reference: Tensor) -> float:
-    """How often a score is above one of the reference, equal ones counting half: 1 tells all apart, ½ none.
+    """How often a score is above one of the reference, ties counting half: 1 is perfect separation, ½ is chance.
 
     Example:
         >>> auroc(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0]))

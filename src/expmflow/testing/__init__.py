@@ -1,4 +1,4 @@
-"""Tests for operators and layers of your own: an `AssertionError` names the fact that does not hold."""
+"""Tests for your own operators and layers: an `AssertionError` names the fact that does not hold."""
 
 from expmflow.testing.operators import check_operator
 from expmflow.testing.transforms import check_transform

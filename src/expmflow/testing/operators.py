@@ -1,6 +1,6 @@
-"""Tests for operators of your own: each states one fact that the rest of the library relies on.
+"""Tests for your own operators: each states one fact that the rest of the library relies on.
 
-A failure is an `AssertionError` that names the fact, the difference found and what rounding would explain.
+A failure is an `AssertionError` that names the fact, the difference, and how much rounding would explain.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from expmflow.operators import LinearOperator
 
 __all__ = ["check_operator"]
 
-_ROUNDINGS = 100  # how many spacings of the dtype pass as rounding
-_REFERENCE = 10 * _ROUNDINGS * torch.finfo(torch.float64).eps  # the rounding of what is compared with
-_LARGEST_NORM = 10.0  # beyond it the exponential is compared at a smaller t: the reference needs its digits
+_ROUNDINGS = 100  # how many spacings of the dtype count as rounding
+_REFERENCE = 10 * _ROUNDINGS * torch.finfo(torch.float64).eps  # the rounding error of the reference
+_LARGEST_NORM = 10.0  # beyond it the exponential is compared at a smaller t, because the reference would lose digits
 _TERMS = 24  # for operators without a norm bound, at norm 1: 1/25! is below every spacing
 
 
 def check_operator(op: LinearOperator, event_shape: Sequence[int], *, batch: int = 2, tol: float | None = None) -> None:
-    """Raise `AssertionError` unless `op` keeps every promise of a `LinearOperator` on events of this shape.
+    """Raise `AssertionError` unless `op` meets the contract of a `LinearOperator` on events of this shape.
 
-    Its products are compared with its matrix: linearity, `dense`, the adjoint ⟨y, A x⟩ = ⟨Aᵀ y, x⟩, `trace`,
-    `norm_bound` ≥ σmax, `log_norm_bound` ≥ λmax((A + Aᵀ)/2), `parameter_vjp` against autograd, `-A`, `c·A`, `A + B`,
-    the exponential against `torch.matrix_exp` within tol·e^{max(μ, 0)}·‖x‖, its two gradients, and its inverse by
-    negation; and for constant and alternating events within what `certify` says is proven. An operator without a norm
-    bound is exponentiated with a fixed number of terms.
+    It is compared with its matrix: linearity, `dense`, the adjoint ⟨y, A x⟩ = ⟨Aᵀ y, x⟩, `trace`, `norm_bound` ≥ σmax,
+    `log_norm_bound` ≥ λmax((A + Aᵀ)/2), `parameter_vjp` against autograd, `-A`, `c·A`, `A + B`, the exponential against
+    `torch.matrix_exp` within tol·e^{max(μ, 0)}·‖x‖, its two gradients, and its inverse by negation. On constant and
+    alternating events, the exponential must stay within the proven bound of `certify`. An operator without a norm bound
+    is exponentiated with a fixed number of terms.
 
     Args:
         op: the operator; its parameters need no gradient. One without parameters is tested in torch's default dtype.
         event_shape: the shape of one event, without the batch; d entries.
         batch: the number of random events (an operator that differs within the batch has its own).
-        tol: the relative error that passes as rounding; 100 spacings of the dtype if None.
+        tol: the relative error that counts as rounding; 100 spacings of the dtype if None.
 
     Cost:
         About d products and a dense decomposition of order d: choose small events.
@@ -68,7 +68,7 @@ def check_operator(op: LinearOperator, event_shape: Sequence[int], *, batch: int
 
 @dataclass(frozen=True)
 class _Subject:
-    """An operator, its matrix by unit vectors, and random events to try it on."""
+    """An operator, its matrix from unit vectors, and random events."""
 
     op: LinearOperator
     event: tuple[int, ...]
@@ -82,7 +82,7 @@ class _Subject:
 
     @cached_property
     def matrix(self) -> Tensor:
-        """`(d, d)` or `(batch, d, d)` in float64: column j is what the operator makes of the j-th unit vector."""
+        """`(d, d)` or `(batch, d, d)` in float64: column j is the operator applied to the j-th unit vector."""
         size = math.prod(self.event)
         units = torch.eye(size, dtype=_like(self.op).dtype, device=_like(self.op).device).reshape(size, *self.event)
         with torch.no_grad():
@@ -104,7 +104,7 @@ class _Subject:
 
     @property
     def bounded(self) -> bool:
-        """Whether the operator states a norm bound."""
+        """Whether the operator has a norm bound."""
         try:
             self.op.norm_bound(self.event)
         except ValueError as error:
@@ -124,12 +124,12 @@ class _Subject:
         return _matmul(self.matrix, x)
 
     def variant(self, op: LinearOperator, name: str) -> _Subject:
-        """The same questions to an operator made from this one."""
+        """The same tests for an operator derived from this one."""
         return _Subject(op, self.event, self.batch, self.tol, name)
 
 
 def _check_products(s: _Subject) -> None:
-    """Linear, of the input's shape, the product with `dense`, at home in any layout, and indifferent to the batch."""
+    """The product is linear, keeps the input's shape, equals `dense`, and is independent of memory layout and batch."""
     x, y = s.events(1), s.events(2)
     with torch.no_grad():
         out = s.op(x)
@@ -177,7 +177,7 @@ def _check_bounds(s: _Subject) -> None:
 
 
 def _check_parameter_vjp(s: _Subject) -> None:
-    """The gradient of ⟨y, A x⟩ in each parameter is autograd's; `rebuild` around the same parameters is the same."""
+    """`parameter_vjp` agrees with autograd; `rebuild` around the same parameters gives the same operator."""
     x, y = s.events(5), s.events(6)
     twin = s.op.rebuild([p if p.requires_grad else p.detach().requires_grad_() for p in s.op.parameters])
     out = twin.apply(x)
@@ -199,7 +199,7 @@ def _check_parameter_vjp(s: _Subject) -> None:
 
 
 def _check_algebra(s: _Subject) -> None:
-    """−A, c·A, A + B and Aᵀ are operators with all their promises."""
+    """−A, c·A, A + B and Aᵀ are operators that meet the whole contract."""
     x, half = s.events(7), torch.tensor(0.5, dtype=_like(s.op).dtype, device=_like(s.op).device)
     variants = {
         "its negation": (-s.op, -s.matrix),
@@ -219,7 +219,7 @@ def _check_algebra(s: _Subject) -> None:
 
 
 def _check_exponential(s: _Subject) -> None:
-    """exp(tA)x within its promise, and exp(−tA) back."""
+    """exp(tA)x has the promised accuracy, and exp(−tA) inverts it."""
     x = s.events(8)
     with torch.no_grad():
         if not s.bounded:
@@ -232,7 +232,7 @@ def _check_exponential(s: _Subject) -> None:
             z, back = expm_apply(s.op, x, t), expm_apply(-s.op, expm_apply(s.op, x, t), t)
             there, home = t * s.op, -t * s.op
             allowed = _promise(there, x)
-            # the way home adds its own error to z, and carries the error of z along
+            # the inverse adds its own error, and propagates the error of z
             allowed_back = _promise(home, x) * (_growth(there, s.event) + allowed) + _growth(home, s.event) * allowed
         expected = _matmul(_exponential(t * s.matrix), x)
         if s.bounded:
@@ -242,7 +242,7 @@ def _check_exponential(s: _Subject) -> None:
 
 
 def _check_proven(s: _Subject, t: float) -> None:
-    """Constant and alternating events, whose roundings may all fall to one side, within what is proven."""
+    """Constant and alternating events, whose roundings may all go in one direction, stay within the proven bound."""
     plan = certify(s.op, s.event, t, dtype=_like(s.op).dtype)
     if not math.isfinite(plan.proven_bound):
         return
@@ -262,7 +262,7 @@ def _exponential(matrix: Tensor) -> Tensor:
 
 
 def _check_gradients(s: _Subject) -> None:
-    """`gradient="recompute"` is `gradient="autograd"`, for x and for every parameter that needs one."""
+    """`gradient="recompute"` equals `gradient="autograd"`, for x and for every parameter that needs a gradient."""
     x, y, t = s.events(9).requires_grad_(), s.events(10), 1 / max(s.norm, 1.0)
     twin = s.op.rebuild([p if p.requires_grad else p.detach().requires_grad_() for p in s.op.parameters])
     needed = [x, *(p for p in twin.parameters if p.requires_grad)]
@@ -275,7 +275,7 @@ def _check_gradients(s: _Subject) -> None:
 
 
 def _promise(op: LinearOperator, x: Tensor) -> float:
-    """The error of `expm_apply`, relative to ‖x‖, that its documentation allows; and the reference's own rounding."""
+    """The error of `expm_apply`, relative to ‖x‖, that its documentation allows, plus the reference's own rounding."""
     event = x.shape[1:]
     plan = plan_series(op.norm_bound(event), dtype=x.dtype, log_norm=op.log_norm_bound(event))
     return (max(default_tol(x.dtype), plan.error_bound) + _REFERENCE) * _growth(op, event)

@@ -1,4 +1,4 @@
-"""The test for invertible layers of your own."""
+"""The test for your own invertible layers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from expmflow.transforms.base import layer_name
 
 __all__ = ["check_transform"]
 
-_ROUNDINGS = 1000  # how many spacings of the dtype pass as rounding: a layer or its inverse may magnify them
+_ROUNDINGS = 1000  # how many spacings of the dtype count as rounding: a layer or its inverse may amplify them
 
 
 def check_transform(transform: Transform, x: Tensor, context: Any = None, *, tol: float | None = None) -> None:
-    """Raise `AssertionError` unless `transform` keeps every promise of a `Transform` at the rows of `x`.
+    """Raise `AssertionError` unless `transform` meets the contract of a `Transform` at the rows of `x`.
 
-    Each direction on its own: `logdet` of shape `(batch,)` is log |det| of the Jacobian that autograd finds, in the
-    dtype of the input; rows do not see each other, wherever they stand and whoever is beside them; nothing received is
-    written to; float32 stays float32. And both round trips: x to z and back, and from points between the outputs to x
-    and back. What is tested is a copy in evaluation mode, so the layer itself stays as it is.
+    Each direction is tested on its own: `logdet` of shape `(batch,)` is log |det| of the Jacobian by autograd, in the
+    dtype of the input; a row's result does not depend on the other rows or on its position; no input is written to;
+    float32 stays float32. Both round trips are tested: from x to z and back, and from points between the outputs to x
+    and back. The test runs on a copy in evaluation mode, so the layer itself does not change.
 
     Args:
-        transform: the layer, with parameters away from where they start: a layer near the identity hides its mistakes.
-        x: `(batch, *event)`, at least two rows that differ, d entries each; float64 tells most.
-        context: handed to the layer. A tensor in it (or in tuples, lists and dicts of it) whose first axis is as long
-            as the batch belongs to the rows, any other is shared by all: choose a batch that leaves no doubt.
-        tol: the relative error that passes as rounding; 1000 spacings of the dtype if None.
+        transform: the layer, with parameters away from their initial values: a layer near the identity hides mistakes.
+        x: `(batch, *event)`, at least two different rows of d entries each; float64 is the strictest.
+        context: passed to the layer. A tensor in it (or in tuples, lists and dicts of it) whose first axis has the
+            length of the batch belongs to the rows; any other is shared by all. Choose a batch size that leaves no
+            doubt.
+        tol: the relative error that counts as rounding; 1000 spacings of the dtype if None.
 
     Cost:
         2 d backward passes and two dense determinants of order d per row: choose small events.
@@ -72,7 +73,7 @@ def check_transform(transform: Transform, x: Tensor, context: Any = None, *, tol
 
 @dataclass(frozen=True)
 class _Direction:
-    """One direction of a layer, and where to try it."""
+    """One direction of a layer, and the points at which to test it."""
 
     name: str
     run: Callable[[Tensor, Any], tuple[Tensor, Tensor]]
@@ -104,7 +105,7 @@ def _check_input_untouched(d: _Direction) -> None:
 
 
 def _check_rows(d: _Direction) -> None:
-    """Any choice of rows, in any order, gives the rows of the whole."""
+    """Any selection of rows, in any order, gives the same rows as the whole batch."""
     batch = d.at.shape[0]
     with torch.no_grad():
         out, logdet = d.run(d.at, d.context)
@@ -167,7 +168,7 @@ def _rows_of(context: Any, rows: list[int], batch: int) -> Any:
 
 
 def _mapped(context: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The context with each tensor in it changed."""
+    """The context with `change` applied to each tensor in it."""
     if isinstance(context, Tensor):
         return change(context)
     if isinstance(context, dict):

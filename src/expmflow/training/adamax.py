@@ -1,4 +1,4 @@
-"""Adamax in a few operations for all parameters together; torch has a fused form of Adam alone."""
+"""Adamax with few operations for all parameters together; torch has a fused form only for Adam."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class FlatAdamax(torch.optim.Adamax):
-    """`torch.optim.Adamax` with its moments in two long vectors, of which `state` holds the parts.
+    """`torch.optim.Adamax` with its moments in two long vectors; the entries of `state` are views of them.
 
-    A model of many small parameters spends most of the usual step on going from one to the next. Where some have no
-    gradient, or have had none before, and where devices or dtypes differ, it is the usual step.
+    With many small parameters, most of a usual step is spent going from one to the next. If some parameters have no
+    gradient, or had none before, or if devices or dtypes differ, it takes the usual step.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The training loop for densities of your own, from Python."""
+"""The training loop for your own densities, from Python."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ def train(
     on_step: Callable[[int], None] = lambda step: None,
     **settings: Any,
 ) -> Density:
-    """Fit a density to rows; the one with the best validation is returned, in evaluation mode.
+    """Fit a density to rows; returns the weights with the best validation, in evaluation mode.
 
-    It is the loop of `expmflow train`: every random number follows from the seed, checkpoints are whole or not there, a
-    folder that holds the same training goes on where it was, and Ctrl-C saves first.
+    This is the loop of `expmflow train`: every random number follows from the seed, checkpoints are atomic, a folder
+    with the same training is resumed, and Ctrl-C saves first.
 
     Args:
-        model: a flow, a dequantized flow, a VAE, or any other `distributions.Density`, in float32 or float64. A copy of
-            it is trained; the best weights, averaged if `ema` is given, are those of the result.
-        data: `(rows, *event)`, or a `Dataset` with parts and labels of its own.
-        folder: where checkpoints and metrics are kept; nowhere if not given. A second call with the same folder, model,
-            data and settings goes on where the first was cut; `steps` may grow. No config describes the model, so
-            `expmflow.load` and the command line cannot build it, and say so; `expmflow.save` writes the result so that
-            `expmflow.load` can.
-        kind: of the rows, if they are a tensor: "vectors", "images", "graphs".
-        validation: the part of a tensor's rows that is kept for validation, drawn by the seed.
+        model: a flow, a dequantized flow, a VAE, or any other `distributions.Density`, in float32 or float64. The loop
+            trains a copy; the result has the best weights, averaged if `ema` is given.
+        data: `(rows, *event)`, or a `Dataset` with its own splits and labels.
+        folder: where to write checkpoints and metrics; nowhere if None. A second call with the same folder, model, data
+            and settings resumes an interrupted run; `steps` may grow. No config describes the model, so `expmflow.load`
+            and the command line refuse the folder; write the result with `expmflow.save` if `expmflow.load` should
+            read it.
+        kind: of the rows, if `data` is a tensor: "vectors", "images", "graphs".
+        validation: the fraction of a tensor's rows that is kept for validation, drawn by the seed.
         device: where to compute.
-        conditional: tell the model the classes of a `Dataset` with labels, as a one-hot context.
+        conditional: give the model the classes of a `Dataset` with labels, as a one-hot context.
         report: called with each record of metrics: a dict with `step`, and `nll` or `validation_nll`, in nats.
-        on_step: called with the number of each step that is done.
-        settings: of the sections `optim` and `train` of a config, by their names: `steps`, `batch_size`, `lr`, `ema`,
-            `patience`, `seed`, …. The batch is at most the number of training rows, if it is not given.
+        on_step: called with the number of each finished step.
+        settings: of the sections `optim` and `train` of a config, by name: `steps`, `batch_size`, `lr`, `ema`,
+            `patience`, `seed`, …. The default batch size is at most the number of training rows.
 
     Raises:
-        ConfigError: with a line for each setting that is none.
+        ConfigError: with a line for each invalid setting.
 
     Example:
         >>> flow = ef.Flow(T.Chain([T.ActNorm(2), T.LinearExp(2)]), ef.distributions.StandardNormal((2,)))
@@ -100,7 +100,7 @@ def train(
 
 
 def _config(settings: dict[str, Any]) -> Config:
-    """The settings in their sections; what is in none of them is said to be in `train`, which says what is near."""
+    """The settings by section; unknown ones are put into `train`, whose error message suggests similar names."""
     optim = OptimConfig.model_fields
     sections: dict[str, dict[str, Any]] = {"optim": {}, "train": {}}
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""From a config to what it describes."""
+"""Builds the data and the model that a config describes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OF_ONE_SOURCE = (
     "columns",
     "drop",
     "separator",
-)  # settings that say something about the user's own files
+)  # settings about the user's own files
 
 
 def build_data(config: DataConfig, randomness: Randomness, progress: Progress | None = None) -> Dataset:
-    """Load or draw the samples. `progress` is told of downloads, and of images read."""
+    """Load or draw the samples. `progress` is called during downloads, and while images are read."""
     if config.name == GIVEN:
         raise DataError("Expected data that a config describes; got a run of rows that were given to expmflow.train.")
     source = sources()[config.name]
@@ -41,12 +41,12 @@ def build_data(config: DataConfig, randomness: Randomness, progress: Progress | 
 
 
 def fits(config: Config, data: Dataset) -> bool:
-    """Whether the config's model is of a kind for this data."""
+    """Whether the config's model is meant for this kind of data."""
     return config.model.kind in KINDS[data.kind].models
 
 
 def resolve(config: Config, data: Dataset) -> Config:
-    """The config with what follows from the data filled in, or a `ConfigError` if model and data do not fit."""
+    """The config, completed from the data; raises `ConfigError` if model and data do not fit."""
     kind = KINDS[data.kind]
     kind.check_event_shape(data.event_shape)
     if not fits(config, data):
@@ -64,7 +64,7 @@ def resolve(config: Config, data: Dataset) -> Config:
     filled: dict[str, Section] = {"model": config.model.resolved(data)}
     for section, values in config.model.defaults(len(data.train)).items():
         filled[section] = getattr(config, section).filled(**values)
-    if data.integers is not None:  # a table of the user's
+    if data.integers is not None:  # a table from the user
         given, known = config.train, default_training(len(data.train))
         filled["train"] = given.model_copy(update={k: v for k, v in known.items() if k not in given.model_fields_set})
     return config.model_copy(update=filled)
@@ -82,5 +82,5 @@ def build_model(config: Config, event_shape: tuple[int, ...]) -> Density:
 
 
 def class_context(labels: Tensor | None, classes: int | None, dtype: torch.dtype) -> Tensor | None:
-    """What a conditional model is told of its rows: one-hot vectors of their classes."""
+    """The context of a conditional model: one-hot vectors of the classes."""
     return None if classes is None or labels is None else F.one_hot(labels, classes).to(dtype)

@@ -1,4 +1,4 @@
-"""Checkpoints: directories that are whole or not there, and say so themselves.
+"""Atomic checkpoints: directories that are either complete or absent, and verify themselves.
 
 A checkpoint is `checkpoints/step-00001000/` with tensors in safetensors, everything else in JSON, and a manifest of the
 sizes and checksums of its files. It is written under a temporary name and renamed. Nothing is ever unpickled.
@@ -35,12 +35,12 @@ class CheckpointError(RuntimeError):
 
 
 class NewerFormatError(CheckpointError):
-    """A checkpoint or run that a newer version has written: not damaged, so nothing older is used in its place."""
+    """A checkpoint or run from a newer version: it is not damaged, so no older one is used instead."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds: named groups of tensors, and a state of plain values."""
+    """The content of a checkpoint: named groups of tensors, and a state of plain values."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `folder/step-…` whole; what stood under that name before is replaced."""
+    """Write `folder/step-…` atomically; an earlier checkpoint of that name is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{checkpoint.step:08d}"
     temporary = folder / f".tmp-{path.name}"
@@ -60,7 +60,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     write_json(temporary / MANIFEST, {"format_version": FORMAT_VERSION, "files": _describe(temporary)})
     flush_directory(temporary)
     before = folder / f".tmp-before-{path.name}"
-    if path.exists():  # a resumed run arrives at a step again
+    if path.exists():  # a resumed run reaches a step again
         shutil.rmtree(before, ignore_errors=True)
         os.rename(path, before)
     os.rename(temporary, path)
@@ -70,7 +70,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint after holding every file against the manifest."""
+    """Read a checkpoint after checking every file against the manifest."""
     manifest = _read_json(path, MANIFEST)
     check_format(manifest, path)
     files = manifest.get("files")
@@ -101,7 +101,7 @@ def newest_step(folder: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, newest first; temporary ones, and copies under other names, are not among them."""
+    """The checkpoints of a folder, newest first, without temporary ones and copies under other names."""
     found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=_step, reverse=True)
 
@@ -111,10 +111,10 @@ def _step(path: Path) -> int:
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, the others being named in a warning; None if there never was one.
+    """The newest intact checkpoint, with a warning for each damaged one; None if there never was one.
 
     Raises:
-        CheckpointError: if there are some, and none is whole: to begin anew would overwrite what was trained.
+        CheckpointError: if there are checkpoints, but none is intact: a new start would overwrite what was trained.
     """
     paths = list_checkpoints(folder)
     for path in paths:
@@ -130,7 +130,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def remove_old(folder: Path, keep: set[int], newest: int = 2) -> None:
-    """Delete checkpoints except the `newest` and those of the steps in `keep`, and what was left half written."""
+    """Delete checkpoints except the `newest` and those of the steps in `keep`, and incomplete ones."""
     for path in list_checkpoints(folder)[newest:]:
         if _step(path) not in keep:
             shutil.rmtree(path)
@@ -139,7 +139,7 @@ def remove_old(folder: Path, keep: set[int], newest: int = 2) -> None:
 
 
 def check_format(manifest: Mapping[str, Any], path: Path) -> None:
-    """Refuse what a newer version has written."""
+    """Refuse the format of a newer version."""
     version = manifest.get("format_version")
     if not isinstance(version, int) or version < 1:
         raise CheckpointError(f"Expected a version number in the manifest of {path}; got {version!r}.")

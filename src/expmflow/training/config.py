@@ -1,4 +1,4 @@
-"""What a run is made of: validated as a whole, with every problem named at once."""
+"""The config of a run: validated as a whole, with every problem reported at once."""
 
 from __future__ import annotations
 
@@ -23,47 +23,54 @@ from expmflow.training.sections import (
 )
 
 LARGEST_TEXT = 2**20  # bytes of a config file
-DEEPEST_TEXT = 50  # sections and lists within each other
+DEEPEST_TEXT = 50  # levels of nested sections and lists
 
 __all__ = ["Config", "ConfigError", "load_config", "parse_config", "presets"]
 
 
 class DataConfig(Section):
-    """Where the samples come from."""
+    """The source of the samples."""
 
-    name: str = Field("moons", description="what is drawn, downloaded, or read from `path` (table, images, graphs)")
+    name: str = Field(
+        "moons", description="the data set to draw or download, or what `path` holds (table, images, graphs)"
+    )
     path: Path | None = Field(
         None,
         description="a .npy or .csv file of float rows (table); a folder, .npy or .npz (images), "
         "a folder or .npz (graphs)",
     )
     dir: Path | None = Field(
-        None, description="where the official files are (MNIST, also in black and white, Fashion-MNIST, CIFAR-10)"
+        None, description="the folder of the official files (MNIST, also in black and white, Fashion-MNIST, CIFAR-10)"
     )
     columns: list[str] | None = Field(None, description="the columns to take, in this order; all if not given (table)")
     drop: list[str] | None = Field(None, description="columns to leave out (table)")
     separator: str | None = Field(
-        None, min_length=1, max_length=1, description="between the entries of a line; found in the file (table)"
+        None, min_length=1, max_length=1, description="between the entries of a line; detected if not given (table)"
     )
     samples: Positive = Field(
-        10_000, description="how many to draw (moons), or to draw for the test (mixtures on graphs)"
+        10_000, description="number to draw (moons), or to draw for the test (mixtures on graphs)"
     )
-    validation: Fraction = Field(0.1, description="the part of the rows kept for validation (moons and own data)")
-    test: Fraction = Field(0.1, description="the part of the rows kept for the test (moons and own data)")
+    validation: Fraction = Field(0.1, description="the fraction of rows kept for validation (moons and own data)")
+    test: Fraction = Field(0.1, description="the fraction of rows kept for the test (moons and own data)")
     size: int | None = Field(None, ge=1, le=2**16, description="resize images to this height and width (images)")
-    crop: bool = Field(True, description="cut the middle out before resizing, instead of squashing (images)")
+    crop: bool = Field(True, description="crop the centre before resizing, instead of squashing (images)")
     channels: Literal["rgb", "grey"] | None = Field(None, description="make all images colour or grey (images)")
-    skip_broken: bool = Field(False, description="leave out files that are no images, with a warning (images)")
-    flip: bool = Field(False, description="turn half of the training images left to right (images)")
-    shift: int = Field(0, ge=0, le=2**16, description="move training images by up to so many pixels each way (images)")
+    skip_broken: bool = Field(False, description="skip files that are not images, with a warning (images)")
+    flip: bool = Field(False, description="mirror half of the training images left to right (images)")
+    shift: int = Field(
+        0, ge=0, le=2**16, description="shift training images by up to this many pixels each way (images)"
+    )
     jitter: float | None = Field(
-        None, ge=0, le=1, description="move training rows by this share of their spread; by their number if not given"
+        None,
+        ge=0,
+        le=1,
+        description="perturb training rows by this share of their spread; by their number if not given",
     )
 
     @field_validator("columns", "drop", mode="before")
     @classmethod
     def _names(cls, given: Any) -> Any:
-        """A lone name is a list of one, and a name may be a number."""
+        """A single name becomes a list of one, and a name may be a number."""
         given = [given] if type(given) in (str, int) else given
         return [str(name) if type(name) is int else name for name in given] if isinstance(given, list) else given
 
@@ -77,49 +84,49 @@ class DataConfig(Section):
 
 
 class OptimConfig(Section):
-    """How the weights move."""
+    """The optimizer and its schedule."""
 
-    optimizer: Literal["adam", "adamax"] = Field("adam", description="which one")
+    optimizer: Literal["adam", "adamax"] = Field("adam", description="adam or adamax")
     lr: float = Field(1e-3, gt=0, description="the learning rate")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="of the optimizer's two averages")
-    eps: float = Field(1e-8, gt=0, description="what the optimizer adds to its denominators")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="decay rates of the optimizer's two averages")
+    eps: float = Field(1e-8, gt=0, description="added to the optimizer's denominators")
     warmup: int = Field(0, ge=0, le=10**9, description="steps of warm-up")
-    warmup_power: Positive = Field(1, description="of the warm-up: 1 is linear")
+    warmup_power: Positive = Field(1, description="exponent of the warm-up: 1 is linear")
     kl_warmup: int = Field(
-        0, ge=0, le=10**9, description="steps in which the KL part of a bound grows to its full weight (VAEs)"
+        0, ge=0, le=10**9, description="steps over which the weight of a bound's KL part grows to 1 (VAEs)"
     )
     decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate per epoch, or per decay_every steps")
-    decay_every: Positive | None = Field(None, description="steps; an epoch if not given")
+    decay_every: Positive | None = Field(None, description="steps between decays; an epoch if not given")
     clip: float | None = Field(None, gt=0, description="the largest norm of the gradient")
     ema: Fraction | None = Field(None, description="decay of the moving average of the weights; off if not given")
     weight_decay: float | None = Field(
-        None, ge=0, le=100, description="decoupled, of matrices (adam); tables: by their rows if not given, others: 0"
+        None, ge=0, le=100, description="decoupled, on matrices (adam); if not given, by the rows of tables, else 0"
     )
 
 
 class TrainConfig(Section):
-    """How long, how often, on what."""
+    """Length, intervals and hardware of the training."""
 
-    steps: Positive = Field(2000, description="of the optimizer; a run that is done goes on with more")
+    steps: Positive = Field(2000, description="optimizer steps; a finished run continues with more")
     batch_size: Positive = Field(256, description="rows in a step, over all processes")
     seed: int = Field(0, ge=0, lt=2**64, description="every random number follows from it")
     log_every: Positive = Field(50, description="steps between records of the training loss")
-    validate_every: Positive = Field(500, description="steps between validations, of which the best weights are kept")
-    validation_rows: Positive | None = Field(None, description="how many of the validation rows; all if not given")
+    validate_every: Positive = Field(500, description="steps between validations; the best weights are kept")
+    validation_rows: Positive | None = Field(None, description="number of validation rows to use; all if not given")
     checkpoint_every: Positive = Field(500, description="steps between checkpoints")
     sample_every: Positive | None = Field(None, description="steps between pictures of samples; none if not given")
     patience: Positive | None = Field(None, description="validations without improvement before stopping early")
-    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="what to do about a loss that is NaN or infinite")
+    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="what to do if a loss is NaN or infinite")
     precision: Literal["float32", "float64", "bfloat16"] = Field(
         "float32", description="bfloat16 is for the networks only: series, log-dets and losses stay in float32"
     )
-    compile: bool = Field(False, description="compile the model by torch.compile")
-    threads: int | None = Field(None, ge=1, le=1024, description="of the CPU; torch's choice if not given")
-    timeout: float = Field(10.0, gt=0, le=10_000, description="minutes that processes wait for each other at most")
+    compile: bool = Field(False, description="compile the model with torch.compile")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; torch's choice if not given")
+    timeout: float = Field(10.0, gt=0, le=10_000, description="the most minutes that processes wait for each other")
 
 
 class Config(Section):
-    """A whole run."""
+    """The config of a whole run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = DenseModelConfig()
@@ -128,7 +135,7 @@ class Config(Section):
 
 
 def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
-    """A preset's name, a YAML or JSON file, or a config, with `section.key=value` on top.
+    """A preset's name, a YAML or JSON file, or a config, overridden by `section.key=value`.
 
     Raises:
         ConfigError: with one line per problem.
@@ -137,7 +144,7 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
-    except ImportError as error:  # a trained model is loaded without it
+    except ImportError as error:  # trained models are loaded without it
         raise ImportError("Expected omegaconf to read configs; got none. Install the extra `train`.") from error
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -149,32 +156,32 @@ def load_config(source: str | Config, overrides: Sequence[str] = ()) -> Config:
     try:
         try:
             given = OmegaConf.create(text)
-        except AssertionError:  # a number, or another word that is no section
+        except AssertionError:  # a number, or another scalar instead of sections
             raise ConfigError(f"Expected a config of sections in {place}; got {text.strip():.80}.") from None
         on_top = OmegaConf.from_dotlist(list(overrides))
         if not OmegaConf.is_dict(given):
             raise ConfigError(f"Expected a config of sections in {place}; got {type(given).__name__}.")
         if OmegaConf.select(on_top, "data.name") not in (None, OmegaConf.select(given, "data.name")):
-            _forget_own(given)
+            _drop_own_data_settings(given)
         values = OmegaConf.to_container(OmegaConf.merge(given, on_top), resolve=True)
     except ConfigError:
         raise
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError is a number of too many digits
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:  # a ValueError means a number with too many digits
         raise ConfigError(f"Expected a valid config in {place}; got: {_in_one_line(error):.500}.") from None
     except RecursionError:
         raise ConfigError(f"Expected a config in {place}; got sections or names within too many others.") from None
     return parse_config(values)
 
 
-def _forget_own(config: Any) -> None:
-    """Of a config whose data is replaced by other data: what it said about the user's own files."""
+def _drop_own_data_settings(config: Any) -> None:
+    """If the data is replaced by other data: drop the settings about the user's own files."""
     if isinstance(config.get("data"), Mapping):
         for key in ("path", "size", "crop", "channels", "skip_broken", "columns", "drop", "separator"):
             config["data"].pop(key, None)
 
 
 def parse_config(values: Any) -> Config:
-    """A config out of plain values, or every problem that they have."""
+    """A config from plain values; raises with every problem that they have."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"Expected a config of sections; got {type(values).__name__}.")
     try:
@@ -192,7 +199,7 @@ def presets() -> dict[str, str]:
 
 
 def _read(source: str | Config) -> tuple[str, str]:
-    """The text of a config, and what to call its place in a message. JSON is YAML too."""
+    """The text of a config, and a name for its source in messages. JSON is YAML too."""
     if isinstance(source, Config):
         return source.model_dump_json(), "the run"
     known = presets()
@@ -209,17 +216,17 @@ def _read(source: str | Config) -> tuple[str, str]:
 
 
 def _expect_shallow(text: str, place: str) -> None:
-    """Raise `ConfigError` for what is nested so deeply that parsing it would take the whole stack."""
+    """Raise `ConfigError` if values are nested so deeply that parsing them would exhaust the stack."""
     from yaml import CollectionEndEvent, CollectionStartEvent, SafeLoader, YAMLError, parse
 
     depth = 0
     try:
-        for event in parse(text, SafeLoader):  # goes through the text without a call within a call
+        for event in parse(text, SafeLoader):  # parses without recursion
             depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
             if depth > DEEPEST_TEXT:
                 raise ConfigError(f"Expected at most {DEEPEST_TEXT} levels of sections in {place}; got more.")
     except YAMLError:
-        return  # whoever reads it says what is wrong
+        return  # the reader reports what is wrong
 
 
 def _problem(entry: Any) -> str:
@@ -235,10 +242,10 @@ def _problem(entry: Any) -> str:
         return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {tag!r}{_nearest(tag, MODELS)}"
     try:
         given = repr(entry["input"])
-    except ValueError:  # Python does not write out numbers of more than 4,300 digits
+    except ValueError:  # Python refuses to write out numbers of more than 4,300 digits
         given = "a number of very many digits"
     given = given if len(given) <= 80 else f"{given[:77]}..."
-    if entry["type"] == "union_tag_not_found":  # no word, or not even a section to look for it in
+    if entry["type"] == "union_tag_not_found":  # no kind is given, or there is not even a section
         if isinstance(entry["input"], Mapping):
             return f"{place}.kind: input should be one of {', '.join(MODELS)}, got {entry['input'].get('kind')!r}"
         return f"{place}: input should be a section, got {given}"
@@ -246,7 +253,7 @@ def _problem(entry: Any) -> str:
 
 
 def _section(place: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """A place without the tag of the model's kind, and the section that the last part belongs to."""
+    """A location without the tag of the model's kind, and the section that its last part belongs to."""
     if len(place) > 1 and place[0] == "model" and place[1] in MODELS:
         return ("model", *place[2:]), MODELS[place[1]]
     return place, Config if len(place) == 1 else Config.model_fields[place[0]].annotation

@@ -18,12 +18,12 @@ from expmflow._validation import expect
 
 
 class ExchangeError(RuntimeError):
-    """Another process did not answer in time, or is gone; the message says who waited, and for how long."""
+    """Another process did not answer in time, or has ended; the message says who waited, and for how long."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all of them."""
+    """This process, its rank, and the number of all processes."""
 
     rank: int = 0
     count: int = 1
@@ -47,13 +47,13 @@ class Processes:
         return value
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all processes are here."""
         if self.count > 1:
             dist.barrier()
 
 
 def own_device(name: str) -> torch.device:
-    """The device of this process: of several GPUs in a machine, each process that `torchrun` started has its own."""
+    """The device of this process; with several GPUs, each process that `torchrun` started has its own."""
     if name != "cuda" or "LOCAL_RANK" not in os.environ:
         return torch.device(name)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -63,12 +63,12 @@ def own_device(name: str) -> torch.device:
 
 @contextmanager
 def processes(device: torch.device, minutes: float) -> Iterator[Processes]:
-    """Join the processes that `torchrun` started; a lone process has nobody to join.
+    """Join the processes that `torchrun` started; a single process joins nobody.
 
-    Start-up, and every exchange inside, wait for at most so many minutes.
+    The start, and every exchange inside, wait for at most `minutes`.
 
     Raises:
-        ExchangeError: if others did not answer by then, or are gone.
+        ExchangeError: if other processes did not answer in time, or have ended.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
@@ -97,12 +97,12 @@ _places: list[tuple[Any, int, int]] = []
 
 
 def _meeting_place(limit: timedelta) -> tuple[Any, int, int]:
-    """Where the processes find each other, the rank of this one, and how many there are.
+    """The store where the processes meet, the rank of this one, and their number.
 
-    A process may train several times. Each time has names of its own in the store: of the time before, the store still
-    has addresses where nobody is any more.
+    A process may train several times. Each time uses its own names in the store, because the names of the time before
+    may still hold addresses of processes that have ended.
     """
-    from torch.distributed.rendezvous import rendezvous  # which not every torch has
+    from torch.distributed.rendezvous import rendezvous  # missing in some builds of torch
 
     if not _places:
         _places.append(next(rendezvous("env://", timeout=limit)))

@@ -1,4 +1,4 @@
-"""Writing so that nothing is ever half there, and reading so that nothing in a file can do harm."""
+"""Atomic writing of files, and safe reading."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def read_text(path: Path, most: int) -> str:
     """The text of a file.
 
     Raises:
-        OSError: if there is no such file, or it is none: reading a pipe would wait for somebody to write.
-        ValueError: if it has more than `most` bytes, or they are no UTF-8.
+        OSError: if there is no such file, or it is not a regular file: reading a pipe would wait for a writer.
+        ValueError: if it has more than `most` bytes, or is not UTF-8.
     """
     if path.exists() and not path.is_file():
         raise OSError("no regular file")
@@ -33,7 +33,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """What is written there; `ValueError` for whatever is no JSON, or is nested too deeply for the parser."""
+    """The value of a JSON text; `ValueError` if it is not JSON, or is nested too deeply for the parser."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -41,12 +41,12 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; `OSError` or `ValueError` if there is none, as of `read_text` and `parse_json`."""
+    """The value in a JSON file; raises `OSError` or `ValueError` like `read_text` and `parse_json`."""
     return parse_json(read_text(path, LARGEST_JSON))
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place; the folder is made if it is not there."""
+    """Let `write` fill a file beside `path`, then move it into place; creates the folder if necessary."""
     expect(not path.is_dir(), f"a file to write to in {path}", "a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}")
@@ -58,7 +58,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file whole: under a temporary name, flushed to disk, renamed."""
+    """Replace a file atomically: under a temporary name, flushed to disk, renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -69,12 +69,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file whole."""
+    """Replace a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file, flushed to disk, that whoever may read the folder may read."""
+    """A safetensors file, flushed to disk, and readable by everyone who may read the folder."""
     kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     with open(path, "wb") as file:
         file.write(save(kept, metadata))
@@ -92,5 +92,5 @@ def flush_file(path: Path) -> None:
 
 
 def flush_directory(path: Path) -> None:
-    """Make sure that a directory's names are on the disk."""
+    """Make sure that a directory's entries are on the disk."""
     flush_file(path)

@@ -1,4 +1,4 @@
-"""What stays the same while a run is trained: its data, its place, its randomness, and who watches."""
+"""What stays constant during a training: its data, folder, randomness, and observers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OnStep = Callable[[int], None]
 
 @dataclass
 class Run:
-    """The fixed surroundings of the loop."""
+    """The constant part of a training run."""
 
     config: Config
     data: Dataset
@@ -52,7 +52,7 @@ class Run:
         return max(1, len(self.data.train) // self.config.train.batch_size)
 
     def record(self, record: dict[str, Any]) -> None:
-        """Into the metrics, and to whoever watches; one process speaks for all."""
+        """Write a record to the metrics, and pass it to the observer; only one process does."""
         if self.among.writes:
             self.folder.append_metrics(record)
             self.report(record)
@@ -76,7 +76,7 @@ class Run:
         return self.rows(x), self.context(labels)
 
     def context(self, labels: Tensor | None) -> Tensor | None:
-        """What the model is told of the rows with these labels."""
+        """The model's context for rows with these labels."""
         context = class_context(labels, getattr(self.config.model, "classes", None), self.dtype)
         return None if context is None else context.to(self.device)
 
@@ -88,5 +88,5 @@ class Run:
     def layer_draws(
         self, model: Density, rows: Sequence[int], label: str, counter: int
     ) -> AbstractContextManager[None]:
-        """Within, what layers draw for these rows of a global batch follows from the seed, as the noise does."""
+        """A context in which the layers' random numbers for these rows of a global batch follow from the seed."""
         return keyed_draws(model, f"{self.randomness.seed}:{label}:{counter}", rows)

@@ -1,4 +1,4 @@
-"""One process at a time in a folder: two that train one run, or write one table, would undo each other's work."""
+"""Locks on folders: two processes that train one run, or write one table, would destroy each other's work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # where the system has no such locks, folders are not locked
+except ImportError:  # without system locks, folders are not locked
     fcntl = None  # type: ignore[assignment]
 
 _held: set[Path] = set()
@@ -23,17 +23,17 @@ class InUseError(RuntimeError):
 
 @contextmanager
 def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keep other processes out of a folder that exists.
+    """Keep other processes out of an existing folder.
 
-    The lock is the system's, on the folder itself: nothing is left behind, and a process that is killed lets go of it.
-    Whoever has it may ask for it again.
+    The lock is the system's, on the folder itself: it leaves nothing behind, and is released if the process is killed.
+    Its owner may acquire it again.
 
     Args:
-        folder: which.
-        wait: until the other process is done, instead of raising.
+        folder: the folder.
+        wait: wait until the other process has finished, instead of raising.
 
     Raises:
-        InUseError: if another process has it.
+        InUseError: if another process has the lock.
 
     Example:
         >>> with locked(Path(".")):
@@ -58,5 +58,5 @@ def _acquire(descriptor: int, folder: Path, wait: bool) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InUseError(f"Expected a folder that no other process works in; got {folder}.") from None
-    except OSError as error:  # some file systems of networks have no locks
+    except OSError as error:  # some network file systems have no locks
         log.debug("%s cannot be locked: %s", folder, error)

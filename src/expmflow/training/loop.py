@@ -52,18 +52,18 @@ def train(
     model: Density | None = None,
     data: Dataset | None = None,
 ) -> Density:
-    """Train, or go on training, the run in `folder`; return the model with its best weights.
+    """Train the run in `folder`, or resume it; returns the model with its best weights.
 
     Args:
-        config: what to do. A folder that holds a run already is resumed, if the config is the same; the number of steps
-            may grow.
+        config: the settings. If the folder holds a run with the same config, it is resumed; the number of steps may
+            grow.
         folder: where the run is written.
         device: `"cpu"`, `"cuda"`, ….
-        init_from: the folder of a run whose weights to start from.
+        init_from: the folder of a run whose weights are the initial ones.
         report: called with each record that goes into `metrics.jsonl`.
         on_samples: called with the step and samples of the averaged weights, every `train.sample_every` steps.
-        on_step: called with the number of each step that is done, as often as there are steps.
-        model, data: in place of what the config describes.
+        on_step: called with the number of each finished step.
+        model, data: instead of those that the config describes.
     """
     keep_freed_memory()
     if config.train.threads is not None:
@@ -85,7 +85,7 @@ def train(
 
 
 def setup(run: Run, model: Density | None, init_from: str | Path | None, until_done: ExitStack) -> State:
-    """A new state, or the one of the newest checkpoint that is whole; the folder is kept from other processes."""
+    """A new state, or that of the newest intact checkpoint; other processes cannot use the folder meanwhile."""
     model = build_model(run.config, run.data.event_shape) if model is None else model
     run.row_dtype = torch.float64 if model.takes_double else None
     model.start_from(run.data.train)
@@ -96,7 +96,7 @@ def setup(run: Run, model: Density | None, init_from: str | Path | None, until_d
         )
     if init_from is not None:
         load_weights(model, RunFolder(Path(init_from)).weights)
-    if run.among.writes:  # what is refused before leaves nothing behind
+    if run.among.writes:  # what is refused before this leaves no files behind
         run.folder.check(run.config, run.data)
         run.folder.path.mkdir(parents=True, exist_ok=True)
         until_done.enter_context(locked(run.folder.path))
@@ -121,7 +121,7 @@ def setup(run: Run, model: Density | None, init_from: str | Path | None, until_d
 
 
 def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
-    """All the steps that are left; a checkpoint at intervals, at the end, and when interrupted."""
+    """All remaining steps, with a checkpoint at intervals, at the end, and on interruption."""
     settings = run.config.train
     replica: Any = DistributedDataParallel(state.model) if run.among.count > 1 else state.model
     replica = torch.compile(replica) if settings.compile else replica
@@ -159,7 +159,7 @@ def fit(run: Run, state: State, interrupted: Callable[[], bool]) -> None:
 
 
 def step(run: Run, state: State, replica: nn.Module) -> Tensor:
-    """One step of the optimizer on this process's part of the batch; the loss."""
+    """One step of the optimizer on this process's slice of the batch; returns the loss."""
     settings, size = run.config.train, run.config.train.batch_size
     x, context = run.batch(state.step)
     noise = run.noise(state.model, size, "noise", state.step)
@@ -179,11 +179,11 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
         problem = "" if math.isfinite(float(loss.detach())) else "the loss"
     except NonFiniteError as error:
         problem = error.layer
-    if not _anywhere(run, problem):
+    if not _any_process(run, problem):
         loss.backward()
         norm = gradient_norm(state.model, run.config.optim.clip)
         problem = "" if bool(torch.isfinite(norm)) else "the gradient"
-        if not _anywhere(run, problem):
+        if not _any_process(run, problem):
             state.optimizer.step()
             if state.average is not None:
                 state.average.update(state.model, state.step)
@@ -196,7 +196,7 @@ def step(run: Run, state: State, replica: nn.Module) -> Tensor:
 
 
 def keep(run: Run, state: State) -> None:
-    """Write a checkpoint; the ones before the previous go, except the best."""
+    """Write a checkpoint; keep the previous and the best one, and delete the others."""
     if run.among.writes:
         save_checkpoint(run.folder.checkpoints, state.checkpoint())
         remove_old(run.folder.checkpoints, keep={state.best_step})
@@ -204,7 +204,7 @@ def keep(run: Run, state: State) -> None:
 
 
 def finish(run: Run, state: State) -> Density:
-    """The model with the best weights that validation found."""
+    """The model with the weights that were best in validation."""
     if state.best_step < 0:
         raise TrainingError(f"Expected a validation that is finite; got {state.nonfinite_validations} that were not.")
     model = copy.deepcopy(state.model).eval()
@@ -218,7 +218,7 @@ def _gave_up(run: Run, state: State) -> bool:
 
 
 def _show_samples(run: Run, state: State) -> None:
-    """A picture is no reason to end a run: where there are no samples, there is a warning."""
+    """Show samples; if they fail, warn instead of ending the run."""
     try:
         count = KINDS[run.data.kind].shown_samples
         classes = getattr(run.config.model, "classes", None)
@@ -230,20 +230,20 @@ def _show_samples(run: Run, state: State) -> None:
     run.on_samples(state.step, samples)
 
 
-def _anywhere(run: Run, problem: str) -> bool:
-    """Whether any process has a problem; all of them have to do the same next."""
+def _any_process(run: Run, problem: str) -> bool:
+    """Whether any process has a problem, because all of them must act alike."""
     return bool(run.among.total(torch.tensor(float(bool(problem)), device=run.device)) > 0)
 
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks the loop to stop after the step, instead of tearing it apart."""
+    """Ctrl-C asks the loop to stop after the current step."""
     asked = False
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, before)  # who asks twice does not want to wait
+        signal.signal(signal.SIGINT, before)  # a second Ctrl-C stops at once
 
     try:
         before = signal.signal(signal.SIGINT, ask)

@@ -1,4 +1,4 @@
-"""What each kind of model says of itself: its settings, what follows from the data, and how it is built."""
+"""The kinds of model in configs: their settings, defaults that follow from the data, and how they are built."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class DenseModelConfig(VectorSection):
     """A flow on vectors: blocks of ActNorm, LinearExp, DenseSylvester and an affine coupling."""
 
     kind: Literal["dense"] = "dense"
-    blocks: Depth = Field(4, description="how many")
+    blocks: Depth = Field(4, description="number of blocks")
     hidden: Width = Field(64, description="features inside the networks")
-    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
+    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the largest norm of an exponentiated operator")
     coupling: bool = Field(True, description="an affine coupling in each block (needs two features)")
 
     def build_flow(self, features: int) -> Flow:
@@ -45,10 +45,14 @@ class TableModelConfig(VectorSection):
     """A flow on vectors: autoregressive splines, whitening, LinearExp, autoregressive mixtures."""
 
     kind: Literal["table"] = "table"
-    blocks: Depth = Field(1, description="how many of these")
-    hidden: Width | None = Field(None, description="features inside the networks; by the number of rows if not given")
-    components: Width | None = Field(None, description="of splines and mixtures; by rows and columns if not given")
-    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the norm that exponentials may have")
+    blocks: Depth = Field(1, description="number of blocks")
+    hidden: Width | None = Field(
+        None, description="features inside the networks; chosen by the number of rows if not given"
+    )
+    components: Width | None = Field(
+        None, description="of splines and mixtures; chosen by rows and columns if not given"
+    )
+    coeff: float = Field(0.9, gt=0, le=LARGEST_COEFF, description="the largest norm of an exponentiated operator")
 
     def resolved(self, data: Dataset) -> Self:
         sizes = {"hidden": default_hidden(len(data.train)), "components": default_components(*data.train.shape)}
@@ -62,29 +66,35 @@ class TableModelConfig(VectorSection):
 
 
 class ImageModelConfig(ModelSection):
-    """A flow on images: levels of subflows, of which half of the channels leave between levels."""
+    """A flow on images: levels of subflows, with half of the channels split off between levels."""
 
     kind: Literal["image"] = "image"
     subflow: SubflowName = Field("sylvester", description="what a subflow is made of")
     mixing: Mixing = Field("1x1", description="the linear layer beside each coupling")
-    levels: int = Field(2, ge=1, le=MOST_LEVELS, description="each halves height and width")
-    subflows: Depth = Field(4, description="in each level")
+    levels: int = Field(2, ge=1, le=MOST_LEVELS, description="number of levels; each halves height and width")
+    subflows: Depth = Field(4, description="number in each level")
     growth: Width = Field(32, description="channels that each layer of a coupling's DenseNet adds")
     depth: Depth = Field(2, description="layers of a coupling's DenseNet")
     width: Width | None = Field(None, description="channels of a coupling's DenseNet; growth if not given")
     gated: bool = Field(True, description="whether DenseNets end with a gate")
     hidden: Width = Field(96, description="channels inside a Sylvester layer or a residual block")
-    lipschitz: float | None = Field(None, gt=0, description="the norm of convolutions in Sylvester layers; any if none")
+    lipschitz: float | None = Field(
+        None, gt=0, description="the largest norm of convolutions in Sylvester layers; unbounded if none"
+    )
     coupling_network: CouplingNetwork = Field("dense", description="a DenseNet, or three convolutions (conv)")
     actnorm: bool = Field(True, description="an ActNorm before each subflow")
-    start: Start = Field("averages", description="of the first mixing layer of each level; or a random rotation")
+    start: Start = Field(
+        "averages", description="initial mixing of each level: averages and differences, or a rotation"
+    )
     mixing_first: bool = Field(True, description="later levels begin with a mixing layer too")
-    mixing_last: bool = Field(False, description="one more mixing layer behind the last coupling of each level")
-    base: BaseKind = Field("gaussian", description="fixed or learned means and deviations, of entries or channels")
+    mixing_last: bool = Field(False, description="one more mixing layer after the last coupling of each level")
+    base: BaseKind = Field(
+        "gaussian", description="base with fixed or learned means and deviations, per entry or channel"
+    )
     dequantization: Dequantization = Field("uniform", description="the noise that fills the gaps between grey levels")
-    dequantization_subflows: Depth = Field(4, description="of variational dequantization")
-    dequantization_growth: Width = Field(32, description="of the DenseNets of variational-dense dequantization")
-    dequantization_depth: Depth = Field(4, description="of the same")
+    dequantization_subflows: Depth = Field(4, description="number for variational dequantization")
+    dequantization_growth: Width = Field(32, description="growth of the DenseNets of variational-dense dequantization")
+    dequantization_depth: Depth = Field(4, description="depth of those DenseNets")
     conditional: bool = Field(False, description="learn a density for each class of the data")
     grey_levels: int | None = Field(None, ge=2, le=256, description="filled in from the data")
     classes: Width | None = Field(None, description="filled in from the data, if conditional")
@@ -111,8 +121,10 @@ class GraphModelConfig(ModelSection):
     """A flow on the node features of graphs: subflows of ActNorm, 1×1 and couplings."""
 
     kind: Literal["graph"] = "graph"
-    network: GraphNetworks = Field("gnf-exp", description="one of the paper's three models, or the better one")
-    subflows: Depth = Field(3, description="how many")
+    network: GraphNetworks = Field(
+        "gnf-exp", description="one of the paper's three models, or sorted, a density of sets"
+    )
+    subflows: Depth = Field(3, description="number of subflows")
     hidden: Width = Field(64, description="features inside the networks")
     edges: bool | None = Field(None, description="whether graphs have edges of their own, filled in from the data")
 
@@ -130,7 +142,7 @@ class GraphModelConfig(ModelSection):
 
 
 class GivenModelConfig(ModelSection):
-    """A model that `expmflow.train` was given: no config describes it, so none can build it."""
+    """A model passed to `expmflow.train`: no config describes it, so it cannot be built from one."""
 
     kind: Literal["given"] = "given"
     classes: Width | None = None
@@ -143,7 +155,7 @@ class GivenModelConfig(ModelSection):
 
 
 def model_kind(model: Any) -> Any:
-    """The name by which a config says which of these it means."""
+    """The name of the model's kind in a config."""
     return model.get("kind", "dense") if isinstance(model, Mapping) else getattr(model, "kind", None)
 
 

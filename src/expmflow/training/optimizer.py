@@ -11,9 +11,9 @@ from expmflow.training.config import OptimConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam or Adamax over all parameters, in as few operations as there are for it.
+    """Adam or Adamax over all parameters, in their fastest form.
 
-    Weight decay is decoupled (Loshchilov and Hutter, 2019), and leaves biases, scales and shifts alone.
+    Weight decay is decoupled (Loshchilov and Hutter, 2019), and does not apply to biases, scales and shifts.
     """
     if config.optimizer == "adam" and config.weight_decay:
         matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -27,14 +27,14 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 
 
 def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of a step: warm-up, then decay per epoch or per so many steps. A pure function."""
+    """The learning rate of a step: warm-up, then decay per epoch or per `decay_every` steps. A pure function."""
     warm = min(1.0, (step + 1) / config.warmup) ** config.warmup_power if config.warmup else 1.0
     every = config.decay_every or steps_per_epoch
     return config.lr * warm * config.decay ** (step // every)
 
 
 def kl_weight(config: OptimConfig, step: int) -> float:
-    """By what the Kullback-Leibler part of a bound is multiplied in a step: from 0 to 1, linearly. A pure function."""
+    """The weight of a bound's Kullback-Leibler part in a step: from 0 to 1, linearly. A pure function."""
     return min(1.0, step / config.kl_warmup) if config.kl_warmup else 1.0
 
 
@@ -50,7 +50,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_state` took."""
+    """Restore what `optimizer_state` returned."""
     parameters = dict(model.named_parameters())
     usual = {"step", "exp_avg", "exp_inf" if isinstance(optimizer, FlatAdamax) else "exp_avg_sq"}
     names = {key.partition("/")[2] for key in tensors}
@@ -61,21 +61,20 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, ten
         parameter = parameters[name]
         shape = () if quantity == "step" else tuple(parameter.shape)
         expect(tuple(value.shape) == shape, f"{key} of shape {shape}", tuple(value.shape))
-        # as torch keeps it: moments beside their parameter, counters on the CPU unless the optimizer is fused
+        # as in torch: moments on the device of their parameter, counters on the CPU unless the optimizer is fused
         aside = quantity == "step" and not optimizer.param_groups[0].get("fused")
         state = optimizer.state[parameter]
         fitting = value if aside else value.to(parameter.device, value.dtype if quantity == "step" else parameter.dtype)
-        if quantity in state:  # perhaps a part of something larger
+        if quantity in state:  # may be a view of a longer vector
             state[quantity].copy_(fitting)
         else:
             state[quantity] = fitting
 
 
 class Average:
-    """An exponential moving average of the parameters; buffers are taken as they are.
+    """An exponential moving average of the parameters; buffers are copied.
 
-    The first steps count as if the average had started at the first of them: after k steps the decay is at most
-    (1 + k)/(10 + k).
+    The decay is smaller in the first steps: after k steps it is at most (1 + k)/(10 + k).
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -96,13 +95,13 @@ class Average:
 
     @torch.no_grad()
     def copy_to(self, model: nn.Module) -> None:
-        """Write the averages into a model."""
+        """Copy the averages into a model."""
         for name, parameter in model.named_parameters():
             parameter.copy_(self.values[name])
 
 
 def gradient_norm(model: nn.Module, limit: float | None) -> Tensor:
-    """The norm of all gradients; they are scaled down to `limit` where they exceed it."""
+    """The norm of all gradients; scales them down if it exceeds `limit`."""
     if limit is None:
         return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     return torch.nn.utils.clip_grad_norm_(model.parameters(), limit)

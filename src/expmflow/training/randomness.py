@@ -1,4 +1,4 @@
-"""Randomness as a pure function: of the seed, and of where in the training it is used."""
+"""Randomness as a pure function of the seed and of its place in the training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from expmflow.distributions.protocol import Draw, NoiseKind
 class Randomness:
     """Every random number of a run follows from its seed, a label and a few counters.
 
-    A run that is cut and resumed, or split over processes, therefore sees the same numbers: there is no state to save.
+    So a run that is interrupted and resumed, or split over processes, uses the same numbers: there is no state to save.
 
     Example:
         >>> torch.equal(Randomness(1).order(epoch=3, size=5), Randomness(1).order(epoch=3, size=5))
@@ -27,7 +27,7 @@ class Randomness:
     seed: int
 
     def generator(self, label: str, *counters: int) -> torch.Generator:
-        """A generator of its own for each label and each set of counters."""
+        """A separate generator for each label and each set of counters."""
         text = ":".join([str(self.seed), label, *map(str, counters)])
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -37,13 +37,14 @@ class Randomness:
         return _order(self, epoch, size).clone()
 
     def batch(self, step: int, size: int, batch_size: int) -> Tensor:
-        """The samples of a step: epochs follow each other, each in its own order; an epoch's remainder is left out."""
+        """The samples of a step: epochs follow each other, each in its own order; an incomplete last batch is
+        dropped."""
         per_epoch = max(1, size // batch_size)
         epoch, place = divmod(step, per_epoch)
         return _order(self, epoch, size)[place * batch_size : (place + 1) * batch_size].clone()
 
     def noise(self, kind: NoiseKind, shape: tuple[int, ...], label: str, *counters: int) -> Tensor:
-        """Noise for a whole global batch, in float64: row k belongs to sample k, on whichever process it is used."""
+        """Noise for a whole global batch, in float64: row k belongs to sample k, whichever process uses it."""
         draw = {"uniform": torch.rand, "normal": torch.randn}[kind]
         return draw(shape, generator=self.generator(label, *counters), dtype=torch.float64)
 
@@ -54,7 +55,7 @@ class Randomness:
         )
 
     def row_draws(self, draws: Sequence[Draw], rows: Tensor, label: str) -> tuple[Tensor, ...]:
-        """As `draws`, each row's noise being a function of what is in the row: not of its place or its batch."""
+        """As `draws`, but each row's noise is a function of the row's content, not of its place or its batch."""
         whole = rows.cpu().to(torch.float64 if rows.is_floating_point() else torch.int64).numpy()
         keys = [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:8]) for row in whole] if draws else []
         return tuple(
@@ -66,7 +67,7 @@ class Randomness:
 
 
 def _numbered(label: str, k: int) -> str:
-    """Of several draws, the first has the label itself."""
+    """A label for draw k; the first keeps the label itself."""
     return f"{label} {k}" if k else label
 
 

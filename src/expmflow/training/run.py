@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind.
+"""The folder of a run.
 
 `config.json` (resolved), `checkpoints/`, `model.safetensors` (the best weights, averaged if the config says so) and
 `metrics.jsonl`.
@@ -30,8 +30,8 @@ from expmflow.training.weights import save_weights
 RUN_FORMAT_VERSION = 1
 MODEL_CHECKSUM = "model_sha256"
 DATA_CHECKSUM = "data_sha256"
-LONGEST_LINE = 2**16  # characters of a record of metrics
-LARGEST_NUMBER = 2**63  # in such a record
+LONGEST_LINE = 2**16  # characters of a line of metrics
+LARGEST_NUMBER = 2**63  # in such a line
 LONGEST_SIDE = 10**6  # of an event; no machine holds the matrix of a larger one
 NAMES, CLASS_NAMES, KIND = "names", "class_names", "kind"
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The places inside a run's folder."""
+    """The files in a run's folder."""
 
     path: Path
 
@@ -65,7 +65,7 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def start(self, config: Config, data: Dataset) -> None:
-        """Write what the run is of; a run that is there was checked to have begun with the same."""
+        """Write the run's config; an existing run has been checked to be the same."""
         names, digest = data.names, data.digest()
         if self.config.exists():
             names = names or self.read_names()
@@ -74,7 +74,7 @@ class RunFolder:
         save_config(self.config, config, data.event_shape, known)
 
     def check(self, config: Config, data: Dataset) -> None:
-        """Raise `ConfigError` if the folder holds a run that began otherwise."""
+        """Raise `ConfigError` if the folder holds a run with another config."""
         if not self.config.exists():
             return
         known, shape = self.read_config()
@@ -101,18 +101,18 @@ class RunFolder:
         return read_config(self.config)
 
     def read_names(self) -> tuple[str, ...]:
-        """What the entries of a row are called; none, if they have no names."""
+        """The names of a row's entries; empty if they have none."""
         return read_names(self.config)
 
     def read_class_names(self) -> tuple[str, ...]:
-        """What the classes are called; none, if they have no names."""
+        """The names of the classes; empty if they have none."""
         names = _read_values(self.config).get(CLASS_NAMES, [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise CheckpointError(f"Expected names of classes in {self.config}; got {names!r}.")
         return tuple(names)
 
     def read_kind(self) -> Kind:
-        """Of the run's data; older runs do not say, and have it from the data's name."""
+        """The kind of the run's data; older runs imply it by the data's name."""
         name = _read_values(self.config).get(KIND)
         if name is None:
             return kind_of_source(self.read_config()[0].data.name)
@@ -121,17 +121,17 @@ class RunFolder:
         return KINDS[name]
 
     def read_digest(self) -> str | None:
-        """What tells the data that the run began with from others; older runs do not know."""
+        """The checksum of the data that the run began with; older runs have none."""
         digest = _read_values(self.config).get(DATA_CHECKSUM)
         return digest if isinstance(digest, str) else None
 
     def read_known(self) -> dict[str, Any]:
-        """What the run knows of its data, as `save_config` takes it."""
+        """What the run stores about its data, in the form that `save_config` takes."""
         values = _read_values(self.config)
         return {key: values[key] for key in (NAMES, CLASS_NAMES, KIND, DATA_CHECKSUM) if key in values}
 
     def check_data(self, digest: str | None) -> str | None:
-        """Warn if the data is not what the run began with; what that was."""
+        """Warn if the data differs from what the run began with; returns the checksum of that."""
         began = self.read_digest()
         if began is not None and digest is not None and began != digest:
             log.warning(
@@ -142,7 +142,7 @@ class RunFolder:
         return began
 
     def set_weights_aside(self) -> None:
-        """Before a run begins anew where there are weights, but no checkpoint: they and their metrics are kept."""
+        """Set weights and their metrics aside before a run without checkpoints begins anew."""
         if not self.weights.exists():
             return
         for path in (self.weights, self.metrics):
@@ -152,18 +152,18 @@ class RunFolder:
                 log.warning("No checkpoint in %s: training begins anew, and %s becomes %s.", self.path, path, before)
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        """One more line; a line is written whole or will be trimmed on resume."""
+        """Append one line; an incomplete line is trimmed on resume."""
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(_as_line(record))
 
     def trim_metrics(self, step: int) -> None:
-        """Forget what was measured after `step`, and what was half written."""
+        """Remove records after `step`, and incomplete lines."""
         if self.metrics.exists():
             kept = [record for record in self.read_metrics() if record["step"] <= step]
             write_text(self.metrics, "".join(map(_as_line, kept)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines: objects of numbers, with a step."""
+        """All complete lines: objects of numbers, with a step."""
         records = []
         if self.metrics.is_file():
             with open(self.metrics, encoding="utf-8", errors="replace") as file:
@@ -181,7 +181,7 @@ class RunFolder:
 
 
 def _numbers(record: dict[str, Any]) -> bool:
-    """Whether all its values are numbers that a float can hold; null stands for one that is not finite."""
+    """Whether all its values are numbers that fit a float; null stands for one that is not finite."""
     return all(
         value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST_NUMBER)
         for value in record.values()
@@ -189,7 +189,7 @@ def _numbers(record: dict[str, Any]) -> bool:
 
 
 def _as_line(record: dict[str, Any]) -> str:
-    """JSON has no word for what is not finite; null stands for it."""
+    """A record as JSON, with null for numbers that are not finite."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     return json.dumps(finite, allow_nan=False) + "\n"
 
@@ -197,7 +197,7 @@ def _as_line(record: dict[str, Any]) -> str:
 def save_config(
     path: Path, config: Config, event_shape: tuple[int, ...], known: Mapping[str, Any] | None = None
 ) -> None:
-    """The resolved config, the format's version, the events' shape, what is known of the data, a model's checksum."""
+    """Write the resolved config, the format version, the event shape, facts about the data, and a model checksum."""
     values: dict[str, Any] = {"format_version": RUN_FORMAT_VERSION, "event_shape": list(event_shape)}
     values |= {key: value for key, value in (known or {}).items() if value}
     dumped = config.model_dump(mode="json")
@@ -220,7 +220,7 @@ def read_config(path: Path) -> tuple[Config, tuple[int, ...]]:
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """The names that `save_config` was given; older runs have none."""
+    """The names that `save_config` stored; older runs have none."""
     values = _read_values(path)
     names, shape = values.get("names", []), values.get("event_shape")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -246,27 +246,27 @@ def _read_values(path: Path) -> dict[str, Any]:
 
 
 def _model_checksum(config: dict[str, Any], event_shape: Sequence[int]) -> str:
-    """Of what the weights need to mean the same; the rest of a config may be edited, as when data moves.
+    """A checksum of the settings that the weights depend on; others may be edited, for example when data moves.
 
-    Taken of the file's own values: a later version may know more settings, and read the same file.
+    It is computed from the file's own values, because a later version may have more settings and read the same file.
     """
     meaning = [config.get("model"), config.get("train", {}).get("precision"), list(event_shape)]
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
 
 def _trajectory(config: Config) -> dict[str, Any]:
-    """What the weights depend on: a run may go on for longer, or report more often, and remain the same run."""
+    """The settings that determine the weights: with more steps, or other reports, a run remains the same run."""
     values = config.model_dump(mode="json")
     for free in ("steps", "log_every", "checkpoint_every", "sample_every", "on_nonfinite", "threads", "timeout"):
         values["train"].pop(free)
-    values["data"].pop("dir")  # the official files are the same wherever they are
+    values["data"].pop("dir")  # the official files are the same everywhere
     if config.data.path is not None:  # a place has many names
         values["data"]["path"] = str(expand_home(config.data.path).resolve())
     return values
 
 
 def _differences(began: dict[str, Any], given: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """The keys whose values differ, with both of them."""
+    """The keys whose values differ, with both values."""
     differences: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys([*began, *given]):
         old, new = began.get(key), given.get(key)

@@ -1,4 +1,4 @@
-"""Samples of a model that are the same for the same seed."""
+"""Samples of a model that are reproducible by seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from expmflow.distributions import Density
 from expmflow.training.randomness import Randomness
 
-LARGEST_SAMPLE = 1024  # rows that are drawn at a time
+LARGEST_SAMPLE = 1024  # the number of rows drawn at a time
 
 
 def draw(
@@ -22,7 +22,7 @@ def draw(
     temperature: float = 1.0,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
-    """`(n, *event)` on the CPU, with a row of the context for each; asking for more begins with the same ones."""
+    """`(n, *event)` on the CPU, with a row of the context for each; a larger `n` begins with the same samples."""
     like, drawn = next(model.parameters()), []
     for k, start in enumerate(range(0, n, LARGEST_SAMPLE)):
         count = min(LARGEST_SAMPLE, n - start)

@@ -1,4 +1,4 @@
-"""What sections of a config are made of, and what every kind of model says of itself."""
+"""Base classes for the sections of a config, and the interface of every kind of model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from expmflow.data import Dataset
 from expmflow.distributions import Density, Flow, StandardizedFlow
 
-# no machine holds or does more: what is beyond is a slip, and is refused before any work starts
+# no machine does more: larger values are slips, and are refused before any work starts
 Positive = Annotated[int, Field(ge=1, le=10**9)]
-Width = Annotated[int, Field(ge=1, le=10**6)]  # the square of it is a matrix
+Width = Annotated[int, Field(ge=1, le=10**6)]  # its square is the size of a matrix
 Depth = Annotated[int, Field(ge=1, le=10**5)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
-GIVEN = "given"  # the name of data, and the kind of models, that a program holds and no config describes
+GIVEN = "given"  # the name of data and model kinds that are passed from Python, without a config
 
 
 class ConfigError(ValueError):
@@ -25,37 +25,37 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """Settings: none that is not known, none that changes."""
+    """Immutable settings; unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def filled(self, **values: Any) -> Self:
-        """With these values where there are none."""
+        """A copy in which these values replace None."""
         return self.model_copy(update={key: value for key, value in values.items() if getattr(self, key) is None})
 
 
 class ModelSection(Section, ABC):
-    """What every kind of model says of itself."""
+    """The interface of every kind of model."""
 
     def resolved(self, data: Dataset) -> Self:
-        """With what follows from the data filled in, or a `ConfigError` if it says otherwise."""
+        """Completed from the data; raises `ConfigError` if a setting contradicts the data."""
         return self
 
     def defaults(self, rows: int) -> Mapping[str, Mapping[str, Any]]:
-        """Settings of other sections, by their names, that follow from the number of training rows, if not given."""
+        """Defaults of settings in other sections, by name, that follow from the number of training rows."""
         return {}
 
     @abstractmethod
     def build(self, event_shape: tuple[int, ...]) -> Density:
-        """The model of a resolved config, its weights drawn from torch's own generator."""
+        """The model of a resolved config, with weights drawn from torch's own generator."""
 
 
 class VectorSection(ModelSection):
-    """What models of vectors have in common: tables are standardised, and values that repeat dequantized."""
+    """Common part of models of vectors: tables are standardised, and repeated values dequantized."""
 
     integers: list[int] | None = Field(None, description="columns of whole numbers, filled in from the data (table)")
     cells: list[tuple[int, float]] | None = Field(
-        None, description="other columns whose values repeat, with widths, filled in from the data (table)"
+        None, description="other columns with repeated values, and their cell widths, from the data (table)"
     )
 
     def resolved(self, data: Dataset) -> Self:

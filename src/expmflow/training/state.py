@@ -1,4 +1,4 @@
-"""What changes while a run is trained, and what a checkpoint holds."""
+"""What changes during training, and is stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from expmflow.training.optimizer import Average, load_optimizer_state, optimizer
 
 @dataclass
 class State:
-    """Everything that a checkpoint holds."""
+    """Everything that a checkpoint stores."""
 
     model: Density
     optimizer: torch.optim.Optimizer
@@ -37,7 +37,7 @@ class State:
         return Checkpoint(self.step, tensors, {**plain, "stale": self.stale, **counts})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint; `CheckpointError` if it is one of another model."""
+        """Continue from a checkpoint; `CheckpointError` if it is of another model."""
         try:
             self._restore(checkpoint)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ class State:
         load_optimizer_state(self.optimizer, self.model, checkpoint.tensors["optimizer"])
         if self.average is not None:
             self.average.load(checkpoint.tensors["average"])
-        plain = {"nonfinite_validations": 0, **checkpoint.state}  # not in older checkpoints
+        plain = {"nonfinite_validations": 0, **checkpoint.state}  # missing in older checkpoints
         for name in ("best_step", "stale", "skipped", "nonfinite_validations"):
             expect_count(plain[name], name, at_least=-1)
         best = plain["best"]

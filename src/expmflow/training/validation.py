@@ -1,4 +1,4 @@
-"""Likelihoods between the steps of training, and what happens when they are none."""
+"""Validation during training, and the handling of likelihoods that are not finite."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from expmflow.training.state import State, evaluation_model
 
 
 class TrainingError(RuntimeError):
-    """Training stopped; the message says at which step, in which layer, and where the last good checkpoint is."""
+    """Training stopped; the message names the step, the layer, and the last good checkpoint."""
 
 
 def validate(run: Run, state: State) -> None:
-    """The mean negative log-likelihood of the validation rows under the averaged weights; the best are written out."""
+    """The mean negative log-likelihood of the validation rows under the averaged weights; writes the best weights."""
     part = 1 if len(run.data.validation) else 0
     rows = (run.data.train, run.data.validation)[part][: run.config.train.validation_rows]
     labels = None if run.data.labels is None else run.data.labels[part]
@@ -39,9 +39,9 @@ def validate(run: Run, state: State) -> None:
 
 @torch.no_grad()
 def mean_nll(run: Run, model: Density, rows: Tensor, label: str, labels: Tensor | None = None) -> tuple[float, str]:
-    """In batches, every process taking its share of them; the result does not depend on how many there are.
+    """Computed in batches, shared by all processes; the result does not depend on their number.
 
-    NaN if it is not finite, with the layer where this process has found that.
+    NaN if it is not finite, with the layer where this process found that.
     """
     problem = ""
     size = run.config.train.batch_size
@@ -64,7 +64,7 @@ def mean_nll(run: Run, model: Density, rows: Tensor, label: str, labels: Tensor 
 
 
 def stopped(run: Run, what: str, problem: str) -> TrainingError:
-    """What to raise where `what` is not finite."""
+    """The error to raise if `what` is not finite."""
     known = list_checkpoints(run.folder.checkpoints)
     last = f"the last good checkpoint is {known[0]}" if known else "there is no checkpoint yet"
     return TrainingError(f"Expected a finite {what}; got NaN or infinity in {problem or 'another process'}; {last}.")

@@ -1,4 +1,4 @@
-"""Weights in safetensors files, each with the checksum of its own tensors."""
+"""Weights in safetensors files, each with a checksum of its tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKSUM = "sha256"
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Replace a safetensors file whole; it carries the checksum of its own tensors."""
+    """Replace a safetensors file atomically; it carries a checksum of its tensors."""
     temporary = path.with_name(f".{path.name}.tmp")
     kept = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
     write_tensors(temporary, kept, metadata={**(metadata or {}), CHECKSUM: _checksum(kept)})
@@ -28,7 +28,7 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The words beside the tensors of a safetensors file."""
+    """The metadata of a safetensors file."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"Expected weights in {path}; got no regular file.")
     try:
@@ -39,7 +39,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """What `save_weights` wrote, held against its checksum; other safetensors files have none."""
+    """The tensors that `save_weights` wrote, verified by checksum; other safetensors files have none."""
     expected = read_metadata(path).get(CHECKSUM)
     try:
         tensors = load_file(path)
@@ -51,7 +51,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Put into a model what `save_weights` wrote."""
+    """Load into a model what `save_weights` wrote."""
     tensors = read_tensors(path)
     try:
         model.load_state_dict(tensors)
@@ -61,7 +61,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, kinds and contents."""
+    """A checksum of names, dtypes, shapes and contents."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""Layers whose parameters are their own, or come with each sample from a context, as from the encoder of a VAE."""
+"""Layers with parameters of their own, or with parameters for each sample from a context, as from a VAE's encoder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from expmflow.transforms.flipped import Flipped
 
 
 class Amortizable(Transform):
-    """A layer that says which parameters it needs, and takes them from itself or, if `amortized`, from the context.
+    """A layer that declares its parameters, and either owns them or, if `amortized`, takes them from the context.
 
-    The context then is a tensor `(batch, params_per_sample)`: for each sample the parameters one after the other, in
-    the order of `start`, each flattened.
+    The context is then a tensor `(batch, params_per_sample)`: for each sample all parameters, flattened and
+    concatenated in the order of `start`.
 
     Args:
-        start: the names of the parameters, and where the layer's own begin.
-        amortized: whether the context brings them.
+        start: the names of the parameters, and the initial values of the layer's own.
+        amortized: whether the parameters come from the context.
     """
 
     def __init__(self, start: Mapping[str, Tensor], *, amortized: bool) -> None:
@@ -38,7 +38,7 @@ class Amortizable(Transform):
 
     @property
     def params_per_sample(self) -> int:
-        """How many numbers the context must bring for each sample; 0 if the parameters are the layer's own."""
+        """How many numbers the context must have for each sample; 0 if the parameters are the layer's own."""
         return sum(map(math.prod, self.shapes.values())) if self.amortized else 0
 
     def check_context(self, context: Any, x: Tensor) -> None:
@@ -57,7 +57,7 @@ class Amortizable(Transform):
 
 
 def check_params(context: Any, x: Tensor, count: int, *, maps: bool = False) -> None:
-    """Raise unless `context` has `count` numbers for each row of `x`; with `maps`, at each point of an image too."""
+    """Raise unless `context` has `count` numbers for each row of `x`; with `maps`, it may have them per point, too."""
     got = f"one of shape {tuple(context.shape)}" if isinstance(context, Tensor) else type(context).__name__
     fits = isinstance(context, Tensor) and context.ndim >= 2 and tuple(context.shape[:2]) == (x.shape[0], count)
     points = isinstance(context, Tensor) and context.shape[2:] == (x.shape[2:] if maps and context.ndim > 2 else ())
@@ -67,14 +67,14 @@ def check_params(context: Any, x: Tensor, count: int, *, maps: bool = False) -> 
 
 @final
 class Amortized(Composite):
-    """Layers one after the other whose parameters one context brings: the output of one linear head, for all of them.
+    """A chain of layers whose parameters come from one context, such as the output of a single linear head.
 
-    The context `(batch, params_per_sample)` is cut into columns: first `context_features`, which go to every layer that
-    takes an ordinary context, then those of each amortised layer, in the order of the list.
+    The context `(batch, params_per_sample)` is split into columns: first `context_features`, which go to every layer
+    that takes an ordinary context, then those of each amortised layer, in the order of the list.
 
     Args:
-        layers: as for `Chain`, or a chain; chains inside it, and chains backwards or flipped, are taken apart.
-        context_features: how many columns are the ordinary context that layers share; 0 for none. For images the
+        layers: as for `Chain`, or a chain; nested chains, also inverted or flipped ones, are flattened.
+        context_features: how many columns form the ordinary context that layers share; 0 for none. For images the
             context may be `(batch, context_features, *n)`.
 
     Example:
@@ -99,7 +99,7 @@ class Amortized(Composite):
 
     @property
     def params_per_sample(self) -> int:
-        """The columns of the context: of all layers together, and of the context that they share."""
+        """The columns of the context: those of all layers, and those of the shared context."""
         return self.context_features + sum(self.columns)
 
     def check_context(self, context: Any, x: Tensor) -> None:
@@ -121,7 +121,7 @@ class Amortized(Composite):
         return z, total
 
     def _contexts(self, context: Any) -> list[Any]:
-        """For each layer its own columns, or those that are shared."""
+        """Each layer's own columns, or the shared ones."""
         if not self.params_per_sample:
             return [context] * len(self.layers)
         shared, *parts = context.split([self.context_features, *self.columns], dim=1)

@@ -1,4 +1,4 @@
-"""Autoregressive flows: each entry moves by what a masked network makes of the entries before it."""
+"""Autoregressive flows: a masked network transforms each entry given the entries before it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ TRANSFORMERS: dict[str, Callable[[int], Elementwise]] = {
     "mixture": Mixture,
     "spline": Spline,
 }
-"""Functions of one number by their names, each from how many components it has."""
+"""Increasing scalar functions by name, each built from its number of components."""
 
 
 class Autoregressive(Transform):
     """y_k = g(x_k; net(x_<k, context)) with an increasing function g; one of the two directions of a layer.
 
     Args:
-        features: d of vectors `(batch, d)`, or the channels of images `(batch, channels, *n)`.
-        hidden: the width of two hidden layers, or, of vectors, the widths of all.
+        features: d for vectors `(batch, d)`, or the channels of images `(batch, channels, *n)`.
+        hidden: the width of two hidden layers; for vectors also a list of all widths.
         function: g.
         dims: the number of spatial axes; 0 for vectors.
-        context_features: of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for none.
-        activation: of the network on vectors.
+        context_features: the features of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for
+            none.
+        activation: that of the network on vectors.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Autoregressive(Transform):
         return self.function.forward(x, self._params(x, context))
 
     def _solve(self, y: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        """x and log dx_k/dy_k: in at most one pass per entry; the gradient does not pass through them."""
+        """x and log dx_k/dy_k, in at most one pass per entry; no gradient passes through the iterations."""
         try:
             with torch.no_grad():
                 solution = substitute(lambda x: self.function.inverse(y, self._params(x, context))[0], y)
@@ -113,18 +114,19 @@ class Autoregressive(Transform):
 class MaskedAutoregressive(Autoregressive):
     """z_k = x_k e^s + t with (s, t) = net(x_<k, context), or another increasing function (Papamakarios et al., 2017).
 
-    `forward`, data to noise, is one pass of the network; `inverse` takes as many as there are entries at most, and
-    mostly far fewer. Chains should reverse the order between layers, by `Flip` or `Permute`.
+    `forward`, data to noise, is one pass of the network. `inverse` takes at most as many passes as there are entries,
+    and mostly far fewer. Chains should reverse the order between layers, by `Flip` or `Permute`.
 
     Args:
-        features: d of vectors `(batch, d)`, by a MADE; or the channels of images, by masked convolutions.
-        hidden: the width of two hidden layers, or, of vectors, the widths of all.
+        features: d for vectors `(batch, d)`, with a MADE; or the channels of images, with masked convolutions.
+        hidden: the width of two hidden layers; for vectors also a list of all widths.
         transformer: the function of each entry: `"affine"`; `"mixture"`, the distribution function of a mixture of
             logistics, as in `MixtureCoupling`; or `"spline"`, rational-quadratic on [−5, 5].
         components: of the mixture, or pieces of the spline.
         dims: the number of spatial axes: 0 for vectors, 2 for images.
-        context_features: of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for none.
-        activation: of the network on vectors: `"elu"`, or `"relu"`, which follows sharp edges better.
+        context_features: the features of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for
+            none.
+        activation: that of the network on vectors: `"elu"`, or `"relu"`, which follows sharp edges better.
 
     Example:
         >>> layer = T.MaskedAutoregressive(4, hidden=16)
@@ -164,16 +166,17 @@ class MaskedAutoregressive(Autoregressive):
 class InverseAutoregressive(Autoregressive):
     """x_k = g z_k + (1 − g) m, g = σ(s + 1) and (s, m) = net(z_<k, context) (Kingma et al., 2016).
 
-    `inverse`, noise to data, is one pass of the network, so samples and their densities are cheap; `forward` takes as
-    many passes as there are entries at most. Chains should reverse the order between layers, by `Flip` or `Permute`.
-    The gates start wide open, with s = 1: several in a chain would shrink the noise else, and a VAE would start with
-    latents that say too much and end with latents that say nothing.
+    `inverse`, noise to data, is one pass of the network, so samples and their densities are cheap. `forward` takes at
+    most as many passes as there are entries. Chains should reverse the order between layers, by `Flip` or `Permute`.
+    The gates start nearly open, with s = 1: otherwise several layers in a chain would shrink the noise, and a VAE would
+    start with latents that carry too much information and end with latents that carry none.
 
     Args:
-        features: d of vectors `(batch, d)`, by a MADE; or the channels of images, by masked convolutions.
-        hidden: the width of two hidden layers, or, of vectors, the widths of all.
+        features: d for vectors `(batch, d)`, with a MADE; or the channels of images, with masked convolutions.
+        hidden: the width of two hidden layers; for vectors also a list of all widths.
         dims: the number of spatial axes: 0 for vectors, 2 for images.
-        context_features: of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for none.
+        context_features: the features of a context `(batch, features)`, or `(batch, features, *n)` for images; 0 for
+            none.
 
     Example:
         >>> layer = T.InverseAutoregressive(4, hidden=16, context_features=2)

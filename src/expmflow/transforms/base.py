@@ -1,4 +1,4 @@
-"""The invertible layer: one protocol, one place where inputs are checked, and how layers compose."""
+"""The invertible layer: one protocol, one place that checks inputs, and the composition of layers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Transform(nn.Module, ABC):
     """An invertible map with a tractable Jacobian determinant.
 
     `forward` goes from data to noise, `inverse` back. Both take `(batch, *event)` and return `(output, logdet)`, where
-    `logdet`, of shape `(batch,)`, is log |det| of the map just applied; so an inverse is a swap of two names. `context`
-    is what the map is conditioned on; layers that need none ignore it, so that a chain can pass it to all.
+    `logdet`, of shape `(batch,)`, is log |det| of the map just applied; so `Inverse` only swaps two names. `context` is
+    what the map is conditioned on; layers that need none ignore it, so a chain can pass it to all of them.
 
-    A new layer implements `_forward` and `_inverse`, and, to refuse wrong input with a sentence, `check_event_shape`
-    and `check_context`; one that changes the shape of events says so in `output_shape` and `input_shape`.
+    A new layer implements `_forward` and `_inverse`, and `check_event_shape` and `check_context` to refuse wrong input
+    with a clear message. A layer that changes the shape of events declares this in `output_shape` and `input_shape`.
     `expmflow.testing.check_transform` tests it.
     """
 
@@ -50,15 +50,15 @@ class Transform(nn.Module, ABC):
         """Raise `ValueError` unless the layer acts on events of this shape."""
 
     def output_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an event after `forward`; here, the same."""
+        """The shape of an event after `forward`; the same by default."""
         return event_shape
 
     def input_shape(self, event_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an event after `inverse`; here, the same."""
+        """The shape of an event after `inverse`; the same by default."""
         return event_shape
 
     def check_context(self, context: Any, x: Tensor) -> None:
-        """Raise `ValueError` unless `context` is what the layer needs beside `x`."""
+        """Raise `ValueError` unless the layer can take `context` with `x`."""
 
     @final  # type: ignore[misc]
     def forward(self, x: Tensor, context: Any = None) -> Output:
@@ -68,11 +68,11 @@ class Transform(nn.Module, ABC):
     @final
     def inverse(self, z: Tensor, context: Any = None) -> Output:
         """x and log |det dx/dz|."""
-        with constant_constraints():  # so that it inverts the forward pass before it, in training too
+        with constant_constraints():  # so that it inverts the preceding forward pass, in training too
             return self._run(self._inverse, z, context)
 
     def _expect(self, condition: bool, expected: str, got: object) -> None:
-        """Raise `ValueError` with the layer's name: for what shows only inside `_forward` or `_inverse`."""
+        """Raise `ValueError` with the layer's name: for problems that only `_forward` or `_inverse` can detect."""
         if not condition:
             raise ValueError(f"{layer_name(self)}: Expected {expected}; got {got}.")
 
@@ -89,10 +89,10 @@ class Transform(nn.Module, ABC):
             self._check(x, context)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{layer_name(self)}: {error}") from None
-        _state.depth += 1  # of layers within layers only the outermost reads its whole input
+        _state.depth += 1  # of nested layers, only the outermost reads its whole input
         try:
             out, logdet = _exactly(direction, x, context)
-        except RuntimeError as error:  # and NotImplementedError, which is one
+        except RuntimeError as error:  # NotImplementedError is one too
             if x.dtype in HALF and any(words in str(error) for words in MISSING):
                 wide = "an input and weights of dtype torch.float32 or torch.float64, as torch has no parts for less"
                 raise TypeError(f"{layer_name(self)}: Expected {wide}; got {x.dtype}.") from None
@@ -117,7 +117,7 @@ class Transform(nn.Module, ABC):
 
 
 def layer_name(layer: Transform) -> str:
-    """The name of the layer's class, for messages: parametrizing a weight puts a subclass of another name before it."""
+    """The name of the layer's class, for messages, without the prefix that parametrized weights add to it."""
     name = type(layer).__name__
     return name.removeprefix("Parametrized") if parametrize.is_parametrized(layer) else name
 
@@ -133,7 +133,7 @@ _state = _State()
 
 @contextmanager
 def unread() -> Iterator[None]:
-    """Skip the reading of inputs: for callers that look at the result, as `Flow` does."""
+    """Do not read inputs: for callers that check the result instead, as `Flow` does."""
     _state.depth += 1
     try:
         yield
@@ -142,7 +142,7 @@ def unread() -> Iterator[None]:
 
 
 def _exactly(direction: Callable[[Tensor, Any], Output], x: Tensor, context: Any) -> Output:
-    """Without mixed precision; a context manager would cost as much as a small layer."""
+    """Turn mixed precision off, if it is on: a context manager would cost as much as a small layer."""
     if not torch.is_autocast_enabled(x.device.type):
         return direction(x, context)
     with full_precision(x.device.type):
@@ -150,7 +150,7 @@ def _exactly(direction: Callable[[Tensor, Any], Output], x: Tensor, context: Any
 
 
 def _first_parameter(module: nn.Module) -> Tensor | None:
-    """As `next(module.parameters(), None)`, which goes through the whole module first."""
+    """Like `next(module.parameters(), None)`, which walks through the whole module first."""
     for parameter in module._parameters.values():
         if parameter is not None:
             return parameter
@@ -169,7 +169,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 class Composite(Transform):
-    """A layer made of layers, its children: what it says of itself holds of all of them."""
+    """A layer made of layers, its children: its properties hold if they hold for all of them."""
 
     @property
     def exact_logdet(self) -> bool:  # type: ignore[override]
@@ -189,7 +189,7 @@ class Composite(Transform):
 
 @final
 class Chain(Composite):
-    """Layers one after the other, in the order of the list; log-determinants add up.
+    """A sequence of layers, applied in the order of the list; log-determinants add up.
 
     Example:
         >>> chain = T.Chain([T.Flip(), T.ActNorm(3)])
@@ -215,7 +215,7 @@ class Chain(Composite):
     def __getitem__(self, index: slice) -> Chain: ...
 
     def __getitem__(self, index: int | slice) -> Transform | Chain:
-        """A layer; or, of a slice, a chain of some of the layers, which both chains share then."""
+        """A layer; for a slice, a chain of some of the layers, which both chains then share."""
         chosen = list(self)[index]
         return Chain(chosen) if isinstance(chosen, list) else chosen
 
@@ -252,7 +252,7 @@ class Chain(Composite):
 
 @final
 class Inverse(Composite):
-    """A layer run backwards."""
+    """A layer with `forward` and `inverse` swapped."""
 
     def __init__(self, transform: Transform) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Inverse(Composite):
 
 
 def real_points(x: Tensor, channels: int, mask: Tensor | None) -> Tensor:
-    """`(batch,)`: how many vectors of `channels` entries each row of `x` has; of graphs, padding is not counted."""
+    """`(batch,)`: how many vectors of `channels` entries each row of `x` has, without the padding of graphs."""
     if mask is not None:
         return mask.sum(1).to(x.dtype)
     return x.new_full((x.shape[0],), x.shape[1:].numel() // channels)
@@ -290,5 +290,5 @@ def keep_padding(z: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def expanded(logdet: Tensor, x: Tensor) -> Tensor:
-    """A log-determinant that is the same for all rows, as shape `(batch,)`."""
+    """A log-determinant that is the same for all rows, expanded to shape `(batch,)`."""
     return logdet.expand(x.shape[0]) if logdet.ndim == 0 else logdet

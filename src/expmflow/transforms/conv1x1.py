@@ -18,7 +18,7 @@ from expmflow.transforms.base import Output, Transform, keep_padding, real_point
 class ChannelMix(Transform):
     """A matrix applied to the axis `dim` of `(batch, *event)`, the channels; 1 for images, −1 for graphs.
 
-    On graphs whose context has a node mask, the padding neither counts nor changes.
+    On graphs whose context has a node mask, padding is left unchanged and does not count.
     """
 
     def __init__(self, channels: int, dim: int) -> None:
@@ -60,7 +60,7 @@ class ChannelMix(Transform):
 
 
 def mix(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """`matrix` applied to the axis `dim`: a product of matrices where that axis is last in memory, else a 1×1."""
+    """`matrix` applied to the axis `dim`: a matrix product if that axis is last in memory, else a 1×1 convolution."""
     if dim == 1 and x.ndim == 4 and not (x.device.type == "cpu" and x.stride(1) == 1):
         return F.conv2d(x, matrix[:, :, None, None])
     return (x.movedim(dim, -1) @ matrix.T).movedim(-1, dim)
@@ -72,9 +72,9 @@ class Conv1x1(ChannelMix):
 
     Args:
         channels: C.
-        parametrization: `"lu"`, W = P L U with a fixed permutation P, costs nothing to invert; `"free"` is any matrix.
+        parametrization: `"lu"`, W = P L U with a fixed permutation P, is cheap to invert; `"free"` is any matrix.
         dim: the axis of the channels: 1 for images, −1 for graphs and vectors.
-        start: the matrix to begin with, not singular; a random rotation if None.
+        start: the initial matrix, not singular; a random rotation if None.
 
     Example:
         >>> z, logdet = T.Conv1x1(3)(torch.randn(2, 3, 8, 8))
@@ -99,7 +99,7 @@ class Conv1x1(ChannelMix):
         regular = start is None or bool(torch.linalg.slogdet(start)[1].isfinite())
         expect(regular, "a start that can be inverted", "a singular matrix")
         if parametrization == "free":
-            self.weight = nn.Parameter(matrix.clone(memory_format=torch.contiguous_format))  # LAPACK stores columns
+            self.weight = nn.Parameter(matrix.clone(memory_format=torch.contiguous_format))  # LAPACK is column-major
             return
         permutation, lower, upper = torch.linalg.lu(matrix)
         diagonal = upper.diagonal()
@@ -122,7 +122,7 @@ class Conv1x1(ChannelMix):
     def inverse_matrix(self) -> Tensor:
         if self.parametrization == "free":
             regular = is_regular(self.weight, self.weight.detach().abs().sum(1))
-            known = regular or bool(self.weight.isfinite().all())  # of NaN, whoever looks at the result says more
+            known = regular or bool(self.weight.isfinite().all())  # NaN is reported by whoever checks the result
             self._expect(regular or not known, "a matrix that can be inverted", "a singular one")
             return torch.linalg.inv(self.weight)
         lower, upper = self._factors()
@@ -142,7 +142,7 @@ class Householder(ChannelMix):
 
     Args:
         channels: C.
-        reflections: how many; C if None, which reaches every orthogonal matrix of its determinant's sign.
+        reflections: their number; C if None, which reaches every orthogonal matrix with the sign of its determinant.
         dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
 
     Example:

@@ -1,4 +1,4 @@
-"""Couplings: one half of the channels moves the other."""
+"""Couplings: one half of the channels transforms the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Coupling(Transform):
             `channels // 2` channels are `x₁`. `DenseNet`, `MLP` and `GraphNetwork` of `expmflow.nn` fit.
         channels: C.
         dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
-        function: of each entry of `x₂`, with parameters from the network.
+        function: applied to each entry of `x₂`, with parameters from the network.
     """
 
     def __init__(self, net: nn.Module, channels: int, *, dim: int, function: Elementwise) -> None:
@@ -54,7 +54,7 @@ class Coupling(Transform):
         return self._joined(first, second, moved, slope, context)
 
     def _joined(self, first: Tensor, second: Tensor, moved: Tensor, slope: Tensor, context: Any) -> Output:
-        """The two halves, and the log-determinant; the padding of graphs neither moves nor counts."""
+        """The two halves joined, and the log-determinant; the padding of graphs neither changes nor counts."""
         mask = node_mask(context) if self.dim == -1 else None
         if mask is not None:
             moved, slope = keep_padding(moved, second, mask), slope * mask.unsqueeze(-1)

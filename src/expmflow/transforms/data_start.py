@@ -1,4 +1,4 @@
-"""Layers that start from the first batch they see in training, and the moments of that batch."""
+"""Layers that are initialised from the first batch in training, and the moments of that batch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from expmflow.transforms.base import Transform
 
 
 class DataStart(Transform):
-    """A layer whose parameters the first batch in training sets; whether one has is part of its state."""
+    """A layer whose parameters are set by the first batch in training; whether that has happened is part of its
+    state."""
 
     initialised: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("initialised", torch.zeros((), dtype=torch.bool))
-        self._ready: bool | None = None  # what the buffer says, without reading it at every step
+        self._ready: bool | None = None  # a copy of the buffer, which would be slow to read at every step
 
     def _waits_for_data(self) -> bool:
-        """Whether the batch at hand is the one to start from."""
+        """Whether this batch should initialise the layer."""
         if self.training and self._ready is None:
             self._ready = bool(self.initialised)
         return self.training and not self._ready
@@ -37,15 +38,15 @@ class DataStart(Transform):
 
 
 def centred(rows: Tensor) -> tuple[Tensor, Tensor, float]:
-    """`(n, d)` rows in float64 less their mean, that mean, and their number; mean and number over all processes.
+    """`(n, d)` rows in float64 minus their mean, that mean, and their number; mean and number over all processes.
 
-    Moments are to be taken of what is centred: far from zero, a difference of moments has no digit left of the spread.
-    Rows with NaN or infinity among them count as none: a layer that started from them could never recover.
+    Compute moments from these: far from zero, the difference of raw moments loses every digit of the spread. If any row
+    has NaN or infinity, the number is 0: a layer initialised from such rows could never recover.
     """
     rows = rows.double()
     count = float(sum_over_processes(rows.new_tensor(float(len(rows)))))
     mean = rows.new_zeros(rows.shape[1])
-    for _ in range(2 if count else 0):  # the second finds what rounding left of the first
+    for _ in range(2 if count else 0):  # the second pass removes the rounding error of the first
         mean = mean + sum_over_processes((rows - mean).sum(0)) / count
     if not bool(mean.isfinite().all()):
         count = 0.0
@@ -53,7 +54,7 @@ def centred(rows: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def sum_over_processes(part: Tensor) -> Tensor:
-    """The sum of what each process has; changes `part`."""
+    """The sum of `part` over all processes; changes `part`."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(part)
     return part

@@ -1,4 +1,4 @@
-"""Increasing functions of one number, applied entry by entry, with parameters for each entry from a network."""
+"""Increasing scalar functions, applied entry by entry, with parameters for each entry from a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_LOG_SCALE = 2.0
 
 
 class Elementwise(ABC):
-    """`forward(x, params)` is `(z, log dz/dx)`, and `inverse(z, params)` is `(x, log dx/dz)`; all are shaped as `x`."""
+    """`forward(x, params)` is `(z, log dz/dx)`, `inverse(z, params)` is `(x, log dx/dz)`, all of the shape of `x`."""
 
     params_per_entry: int
     """How many numbers the function needs for each entry."""
@@ -62,5 +62,5 @@ class Gate(Elementwise):
 
 
 def bounded(x: Tensor, largest: float) -> Tensor:
-    """x near zero, and never beyond ±`largest`."""
+    """A smooth clamp: about x near zero, and never beyond ±`largest`."""
     return largest * torch.tanh(x / largest)

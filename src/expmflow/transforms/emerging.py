@@ -1,4 +1,4 @@
-"""Emerging convolutions: two autoregressive convolutions in opposite directions, which together see all around them."""
+"""Emerging convolutions: two autoregressive convolutions in opposite directions, with a full joint receptive field."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from expmflow.transforms.base import Output, Transform, layer_name, real_points
 from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1, mix
 from expmflow.transforms.frozen import Snapshot
 
-INITIAL_NORM = 0.1  # of what is added to the identity, about
-ROUNDINGS = 16  # that one entry of a residual may be the sum of, relative to the largest product in it
-TOGETHER = 30.0  # the condition up to which both systems and W⁻¹ are solved as one; rounding may grow by as much
+INITIAL_NORM = 0.1  # approximate norm of the initial difference from the identity
+ROUNDINGS = 16  # assumed number of roundings in one entry of a residual, relative to its largest product
+TOGETHER = 30.0  # the largest condition at which both systems and W⁻¹ are merged: rounding may grow by as much
 
 _Frozen = tuple[list[TiledCorners], Tensor | None, float]
 
@@ -31,23 +31,24 @@ _Frozen = tuple[list[TiledCorners], Tensor | None, float]
 class Emerging(Transform):
     """z = k₂ ⋆ (k₁ ⋆ W x + b₁) + b₂: a 1×1 convolution W and two autoregressive ones (Hoogeboom et al., 2019).
 
-    k₁ sees the points above and to the left, and at its own point the channels up to its own; k₂ sees the opposite in
+    k₁ sees the points above and to the left and, at its own point, the channels up to its own; k₂ sees the opposite in
     all three. Together their receptive field is the full square. The log-determinant is h·w·(log |det W| + Σ log |d|)
-    with d the diagonals of both centre taps, stored as sign and log-magnitude, so that training cannot carry one
-    through zero. Forward: two convolutions (W is folded into the first). Inverse: two triangular systems, solved an
-    anti-diagonal at a time, h + w − 1 steps each for points, or fewer for square tiles of points where these have few
-    channels. In evaluation mode and without gradients, what both systems need of the weights is kept, as one system
-    where that costs no digits. Weights may stretch an image by more than a dtype has digits: an inverse is verified,
-    and what is none raises `ConvergenceError`.
+    with d the diagonals of both centre taps. They are stored as sign and log-magnitude, so training cannot move one
+    through zero.
 
-    The re-implementation that the convolution exponential was compared with reverses height and width only, so that
-    both of its centre taps are triangular the same way, and leaves the diagonal free to pass through zero; its inverse
-    goes pixel by pixel. Here channels are reversed too, as in the original.
+    Forward: two convolutions (W is folded into the first). Inverse: two triangular systems, solved one anti-diagonal at
+    a time, with h + w − 1 steps each for points, or fewer for square tiles of points if there are few channels. In
+    evaluation mode and without gradients, everything that depends only on the weights is cached. Some weights stretch
+    an image beyond the precision of a dtype, so the inverse is verified, and raises `ConvergenceError` if it is wrong.
+
+    In the re-implementation that the convolution exponential was compared with, only height and width are reversed, so
+    both centre taps are triangular in the same direction. Its diagonal may pass through zero, and its inverse goes
+    pixel by pixel. Here channels are reversed too, as in the original.
 
     Args:
         channels: C.
         kernel_size: odd, of the full square.
-        conv1x1: the 1×1 convolution W, a `Conv1x1` or a `Householder`; one that starts as a random rotation if None.
+        conv1x1: the 1×1 convolution W, a `Conv1x1` or a `Householder`; if None, one that starts as a random rotation.
 
     Example:
         >>> layer = T.Emerging(3)
@@ -80,7 +81,7 @@ class Emerging(Transform):
         return self.second(F.conv2d(x, self._folded(), self.first.bias, padding=self.first.centre))
 
     def _folded(self) -> Tensor:
-        """The kernel of the first convolution behind the 1×1."""
+        """The kernel of the 1×1 followed by the first convolution."""
         return torch.einsum("omhw,mi->oihw", self.first.kernel(), self.conv1x1.matrix()).contiguous()
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
@@ -102,14 +103,14 @@ class Emerging(Transform):
         return mix(solve_corners([self.second.system(), self.first.system()], z), self.conv1x1.inverse_matrix(), 1)
 
     def _frozen_systems(self, event_shape: tuple[int, ...]) -> _Frozen:
-        """Kept as long as the weights are what they were, for the image size of the last call."""
+        """The tiled systems, cached until the weights or the image size change."""
         if not self._snapshot.matches(self) or self._tiled is None or self._tiled[0] != event_shape:
-            self._tiled = None  # what follows may raise, and the weights count as seen
+            self._tiled = None  # the next line may raise, and the snapshot counts these weights as seen
             self._tiled = event_shape, (*self._tiled_systems(event_shape), self._gain())
         return self._tiled[1]
 
     def _tiled_systems(self, event_shape: tuple[int, ...]) -> tuple[list[TiledCorners], Tensor | None]:
-        """Both systems as one, W⁻¹ included; or one by one, and W⁻¹, where that costs digits."""
+        """Both systems and W⁻¹ merged into one; or one by one, with W⁻¹ to be applied last, if merging costs digits."""
         origin = self._convolved(self.first.bias.new_zeros(1, *event_shape))[0]
         together = tile_corners([self.second.system(), self.first.system(self.conv1x1)], origin)
         if together.condition <= TOGETHER:
@@ -122,9 +123,10 @@ class Emerging(Transform):
 
     @torch.no_grad()
     def _gain(self) -> float:
-        """The largest sum of products that an entry of the output may be, for inputs of at most 1.
+        """The largest sum of absolute products in an entry of the output, for inputs of at most 1, times condition
+        numbers.
 
-        Times the conditions of what an inverse is made with: each may lose so many times as much.
+        The condition numbers are those of the matrices that the inverse uses: each may amplify the error by as much.
         """
         kernels = self._folded(), self.second.kernel()
         sums = math.prod(float(kernel.abs().sum((1, 2, 3)).amax()) for kernel in kernels)
@@ -133,8 +135,8 @@ class Emerging(Transform):
 
     @torch.no_grad()
     def _verify(self, x: Tensor, z: Tensor, gain: float) -> None:
-        """Raise unless x is the image of which z is made; it is made again only where x is so large that it may not."""
-        if x.numel() == 0 or math.isnan(gain):  # of weights that are NaN, whoever looks at the result says where
+        """Raise unless x maps to z. The forward pass is computed only if x is so large that rounding could matter."""
+        if x.numel() == 0 or math.isnan(gain):  # NaN weights are reported by whoever checks the result
             return
         eps = torch.finfo(z.dtype).eps
         allowed = eps**0.5 * z.abs().amax((1, 2, 3)).clamp_min(1)
@@ -155,7 +157,7 @@ class Emerging(Transform):
 
 
 def _recorded(*tensors: Tensor) -> bool:
-    """Whether operations are recorded for other tensors than these, so that nothing may be kept or used from before."""
+    """Whether operations are traced or transformed, so that nothing may be cached or taken from a cache."""
     if torch.compiler.is_compiling():
         return True
     return torch.jit.is_tracing() or transformed(*tensors)  # type: ignore[attr-defined]
@@ -163,12 +165,12 @@ def _recorded(*tensors: Tensor) -> bool:
 
 @final
 class CornerConv(nn.Module):
-    """A convolution that sees the points above and to the left, and the channels up to its own at its own point.
+    """A convolution that sees the points above and to the left and, at its own point, the channels up to its own.
 
     Args:
         channels: C.
-        kernel_size: odd; of the square, one corner is used.
-        reverse: height, width and channels reversed.
+        kernel_size: odd; one corner of the square is used.
+        reverse: whether height, width and channels are reversed.
     """
 
     weight: Tensor
@@ -189,7 +191,7 @@ class CornerConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def kernel(self) -> Tensor:
-        """`(C, C, k, k)`, the diagonal of the centre tap included."""
+        """`(C, C, k, k)`, including the diagonal of the centre tap."""
         diagonal = torch.diag(self.sign * self.log_diagonal.exp())[:, :, None, None]
         return self.weight + F.pad(diagonal, (self.centre,) * 4)
 
@@ -197,16 +199,16 @@ class CornerConv(nn.Module):
         return F.conv2d(x, self.kernel(), self.bias, padding=self.centre)
 
     def unit_centre(self) -> Tensor:
-        """The centre tap, over its diagonal."""
+        """The centre tap divided by its diagonal."""
         centre = self.kernel()[:, :, self.centre, self.centre]
         return centre / centre.diagonal()[:, None]
 
     def solve(self, z: Tensor) -> Tensor:
-        """The image of which this convolution makes z."""
+        """The image that this convolution maps to z."""
         return solve_corners([self.system()], z)
 
     def system(self, conv1x1: ChannelMix | None = None) -> CornerSystem:
-        """The equations for the image of which this convolution makes another, or of which it does after a 1×1."""
+        """The equations that invert this convolution, or the composition of a 1×1 and this convolution."""
         taps = self.kernel().permute(2, 3, 0, 1)
         c = self.centre
         taps = taps[c:, c:] if self.reverse else taps[: c + 1, : c + 1].flip(0, 1)
@@ -218,7 +220,8 @@ class CornerConv(nn.Module):
 
 
 def corner_mask(channels: int, kernel_size: int) -> Tensor:
-    """1 at what an output sees besides itself: the corner up to the centre, and there the channels before its own."""
+    """1 where an output depends on another input: the corner up to the centre, and there the channels before its
+    own."""
     centre = kernel_size // 2
     mask = torch.zeros(channels, channels, kernel_size, kernel_size)
     mask[:, :, : centre + 1, : centre + 1] = 1

@@ -31,21 +31,21 @@ from expmflow.operators.padding import PADDINGS, Padding
 from expmflow.transforms.base import Output, Transform, expanded
 from expmflow.transforms.frozen import Frozen
 
-INITIAL_NORM = 1e-2  # near the identity, and far enough from it to learn at once
+INITIAL_NORM = 1e-2  # near the identity, but far enough from it to learn at once
 MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
-SMALL = 64  # numbers at the nodes of a graph, up to which its exponential is that of a matrix
-SHARES = 64  # so many plans at most
-LEAST_USED = 0.25  # a gradient needs a term more than the value, which counts where there are few
+SMALL = 64  # entries of node features in a graph, up to which its exponential is computed as a matrix
+MAX_PLANS = 64  # norms are rounded up to multiples of coeff over this
+MIN_SHARE = 0.25  # a gradient needs one more term than the value, which matters if there are few terms
 
 
 class Exponential(Transform):
-    """What the exponential layers share: planning, freezing, and the two directions."""
+    """The common part of the exponential layers: planning, freezing, and the two directions."""
 
     training_tol: float | None = None
     """The truncation error in training, where it may be larger; `tol` if None."""
 
     freezes: ClassVar[bool] = True
-    """Whether the operator depends on the weights alone, so that what is known of it lasts as long as they do."""
+    """Whether the operator depends on the weights alone, so that its plan can be cached until they change."""
 
     def __init__(self, coeff: float | None, tol: float | None, terms: int | None, gradient: Gradient) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Exponential(Transform):
     """The parameter whose norm is constrained."""
 
     def update(self, x: Tensor) -> None:
-        """Let the norm constraint follow the weights: in training, before the operator is built."""
+        """Update the norm constraint to the current weights: in training, before the operator is built."""
         if self.constrained is not None:
             update_constraint(self, self.constrained, tuple(x.shape[1:]))
 
@@ -93,12 +93,12 @@ class Exponential(Transform):
 
     def _series(self, op: LinearOperator, x: Tensor, t: float, plan: SeriesPlan | int | None) -> Tensor:
         tol = None if plan else self.tol
-        if torch.compiler.is_compiling():  # where nobody has checked the input, or switched mixed precision off
+        if torch.compiler.is_compiling():  # nobody has checked the input or switched mixed precision off
             return expm_apply(op, x, t, tol=tol, terms=plan, gradient=self.gradient)
         return apply_at(op, x, t, tol, plan, self.gradient)
 
     def plan(self, x: Tensor) -> SeriesPlan | int | None:
-        """The number of terms, where no bound need be computed: given, or in training, from the constraint."""
+        """The number of terms if no bound need be computed: given, or, in training, derived from the constraint."""
         if self.terms is not None:
             return self.terms
         if self.coeff is not None and (self.training or torch.compiler.is_compiling()):
@@ -108,17 +108,17 @@ class Exponential(Transform):
         return None
 
     def used(self) -> float:
-        """The share of `coeff` that the norm of the operator built last takes up, rounded up; 1 if it is not known."""
+        """The norm of the last operator as a share of `coeff`, rounded up; 1 if it is not known."""
         if self.constrained is None or torch.compiler.is_compiling():
             return 1.0
         constraint = self.parametrizations[self.constrained][-1]  # type: ignore[index]
         share = constraint.used if isinstance(constraint, SpectralConstraint) else 1.0
-        return max(LEAST_USED, math.ceil(SHARES * share) / SHARES)
+        return max(MIN_SHARE, math.ceil(MAX_PLANS * share) / MAX_PLANS)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _plan_for_norm(norm: float, tol: float | None, dtype: torch.dtype) -> SeriesPlan:
-    """A search over numbers, of which a compiled graph keeps the result."""
+    """A search over plain numbers, whose result a compiled graph stores."""
     return plan_series(norm, tol, dtype)
 
 
@@ -136,9 +136,9 @@ class LinearExp(Exponential):
 
     Args:
         features: d.
-        coeff: the norm that M may have.
+        coeff: the largest norm of M.
         skew: M = W − Wᵀ, so that exp(M) is a rotation and logdet 0.
-        tol: the truncation error (follows the dtype if None); or `terms`, a fixed number of terms.
+        tol: the truncation error (follows the dtype if None); alternatively `terms`, a fixed number of terms.
         gradient: `"autograd"` (faster) or `"recompute"` (memory does not grow with the terms).
 
     Example:
@@ -183,16 +183,16 @@ class ConvExp(Exponential):
     Args:
         channels: C.
         kernel_size: odd; one number for a square kernel in `dims` dimensions, or one per axis.
-        coeff: the norm that the convolution may have, at any image size.
+        coeff: the largest norm of the convolution, at any image size.
         padding: `"zeros"`, `"circular"` or `"reflect"`.
         dilation, groups: as in the operator.
-        dims: the number of spatial axes, where `kernel_size` is one number.
+        dims: the number of spatial axes, if `kernel_size` is one number.
         skew: m = w − wᵀ, so that the exponential is an orthogonal convolution with logdet 0.
-        norm: `"spectral"` follows the norm over all frequencies, and does not depend on the image size; `"power"` is
+        norm: `"spectral"` tracks the norm over all frequencies, and does not depend on the image size; `"power"` is
             the paper's power iteration on the operator at the size of the last training batch.
-        tol: the truncation error (follows the dtype if None); or `terms`, a fixed number of terms.
-        training_tol: the truncation error in training, where 1e-3 is far below the noise and saves almost half of the
-            products, and more while the norm that the constraint follows is still below `coeff`; `tol` if None.
+        tol: the truncation error (follows the dtype if None); alternatively `terms`, a fixed number of terms.
+        training_tol: the truncation error in training; `tol` if None. 1e-3 is far below the noise there and saves
+            almost half of the products, and more while the tracked norm is still below `coeff`.
         gradient: `"autograd"` (faster) or `"recompute"` (memory does not grow with the terms).
 
     Example:
@@ -258,15 +258,15 @@ class GraphConvExp(Exponential):
     """Z = exp(X ↦ X θ0 + Â X θ1): the graph convolution exponential, for node features `(batch, N, features)`.
 
     The context is the adjacency: `(N, N)` or `(batch, N, N)`, or a pair `(adjacency, mask)` for graphs of different
-    sizes in one padded batch, with `mask` of shape `(batch, N)`. None, in place of either, is the complete graph.
+    sizes in one padded batch, with `mask` of shape `(batch, N)`. None instead of either means the complete graph.
 
     The norm rule is the paper's: ‖θ0‖ at most one over the largest number of neighbours in the graph, ‖θ1‖ at most one.
 
     Args:
         features: F.
-        max_neighbours: the largest number of neighbours; counted per graph if None, never over the batch, so that a
-            graph's likelihood does not depend on its companions.
-        tol: the truncation error (follows the dtype if None); or `terms`, a fixed number of terms.
+        max_neighbours: the largest number of neighbours. If None it is counted per graph, never over the batch, so that
+            a graph's likelihood does not depend on the other graphs.
+        tol: the truncation error (follows the dtype if None); alternatively `terms`, a fixed number of terms.
         gradient: `"autograd"` (faster) or `"recompute"` (memory does not grow with the terms).
 
     Example:
@@ -308,12 +308,12 @@ class GraphConvExp(Exponential):
         adjacency, mask = split_graph(context)
         if adjacency is None:
             context = (complete_graph(x), mask)
-        elif adjacency.layout != torch.strided:  # the compiler stumbles over the entries of sparse tensors
+        elif adjacency.layout != torch.strided:  # the compiler cannot handle the entries of sparse tensors
             return torch.compiler.disable(super()._exponential)(x, sign, context)
         return super()._exponential(x, sign, context)
 
     def _series(self, op: LinearOperator, x: Tensor, t: float, plan: SeriesPlan | int | None) -> Tensor:
-        """One small graph that all rows share is a small matrix, whose products cost next to nothing."""
+        """As `Exponential`, but one small graph shared by all rows is a small matrix, with almost free products."""
         size = x.shape[1:].numel()
         if torch.compiler.is_compiling() or size > SMALL or op.batch_size is not None or x.shape[0] < size:
             return super()._series(op, x, t, plan)
@@ -321,7 +321,7 @@ class GraphConvExp(Exponential):
         return super()._series(matrix, x.flatten(1), t, plan).reshape(x.shape)
 
     def plan(self, x: Tensor) -> SeriesPlan | int | None:
-        """‖θ0‖ + ‖θ1‖ ≤ 2 for a symmetric graph; for any other the certified bound is read."""
+        """‖θ0‖ + ‖θ1‖ ≤ 2 for a symmetric graph; any other needs its certified bound."""
         return self.terms
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A layer in the opposite order, with everything else in its place."""
+"""A layer applied in the opposite order, with every entry kept in its place."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from expmflow.transforms.base import Composite, Output, Transform
 
 @final
 class Flipped(Composite):
-    """A layer with its order turned: events are reversed in front of it and back behind it, and contexts with them.
+    """A layer in reversed order: events and contexts are reversed before it, and events are reversed back after it.
 
-    Unlike a `Flip` between layers it leaves every entry in its place, and the layer sees at each point the context of
-    that point. So it is what alternates the order of autoregressive layers on images that another network reads, or
-    whose context is an image: in the posterior of a VAE with convolutions, both.
+    Unlike a `Flip` between layers, it leaves every entry in its place, and at each point the layer sees the context of
+    that point. Use it to alternate the order of autoregressive layers on images if another network reads the images or
+    if the context is an image. In the posterior of a convolutional VAE both hold.
 
     Args:
-        transform: the layer. Of a context `(batch, features, *n)` the spatial axes are reversed; one without is not.
+        transform: the layer. The spatial axes of a context `(batch, features, *n)` are reversed; other contexts are
+            not.
 
     Example:
         >>> layers = [T.ConvSylvester(2, 8), T.Flipped(T.ConvSylvester(2, 8))]
@@ -51,5 +52,5 @@ class Flipped(Composite):
 
 
 def _reversed(x: Any, first: int) -> Any:
-    """All axes from `first` on turned around."""
+    """All axes from `first` on reversed."""
     return None if x is None else x.flip(tuple(range(first, x.ndim)))

@@ -1,4 +1,4 @@
-"""What a layer keeps while its weights stand still."""
+"""What a layer caches while its weights do not change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from expmflow.numerics.series import Gradient, apply_at
 from expmflow.operators import ConvOperator, DenseOperator, LinearOperator
 from expmflow.transforms.base import Output, expanded
 
-LARGEST_DENSE = 2048  # entries of an event: 16 MiB in float32
-DENSE_COST = 1.6  # of a multiplication inside the large product, relative to one inside a convolution: measured
+LARGEST_DENSE = 2048  # the most entries of an event: 16 MiB in float32
+DENSE_COST = 1.6  # measured cost of a multiplication inside the large product, relative to one inside a convolution
 
 
 class Stateful(Protocol):
-    """What has parameters and buffers."""
+    """An object with parameters and buffers."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -26,13 +26,13 @@ class Stateful(Protocol):
 
 
 class Snapshot:
-    """The parameters and buffers of a layer as they were, entry for entry, when it was looked at last."""
+    """A copy of a layer's parameters and buffers, from the last time that it was compared."""
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
 
     def matches(self, layer: Stateful) -> bool:
-        """Whether nothing has changed since the last time; from now on, what is there now counts."""
+        """Whether nothing has changed since the last call; the current values become the new reference."""
         state = [*layer.parameters(), *layer.buffers()]
         unchanged = len(state) == len(self._tensors) and all(
             new.dtype == old.dtype and new.device == old.device and torch.equal(new, old)
@@ -44,7 +44,7 @@ class Snapshot:
 
 
 class Freezable(Stateful, Protocol):
-    """What freezing an exponential needs of a layer."""
+    """The attributes of a layer that freezing an exponential needs."""
 
     tol: float | None
     terms: int | None
@@ -54,10 +54,10 @@ class Freezable(Stateful, Protocol):
 
 
 class Frozen:
-    """The plans, and on small events the whole matrix exp(A), of a layer in evaluation mode.
+    """The cached plans, and on small events the matrix exp(A), of a layer in evaluation mode.
 
-    Kept as long as every parameter and buffer of the layer is, entry for entry, what it was: loading a state, moving
-    the layer, or writing into a weight by any route drops it all. With gradients enabled only the plans are used.
+    The cache lasts until any entry of a parameter or buffer changes: loading a state, moving the layer, or writing into
+    a weight in any way empties it. With gradients enabled only the plans are used.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What Sylvester flows ask of their inner functions: the context of some rows, and Theorem 2."""
+"""Requirements of Sylvester flows on their inner functions: a context that can be cut by rows, and Theorem 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from expmflow._validation import expect
 
 
 def context_cutter(inner: nn.Module, context: Any, rows: int) -> Callable[[Any], Any] | None:
-    """What gives the context of some of the rows; None if nobody knows which part of it belongs to them."""
+    """A function that returns the context of some of the rows; None if it is unknown which part belongs to which
+    row."""
     if context is None:
         return lambda chosen: None
     if hasattr(inner, "context_rows"):
@@ -22,7 +23,7 @@ def context_cutter(inner: nn.Module, context: Any, rows: int) -> Callable[[Any],
 
 
 def check_inner(inner: nn.Module, u: Tensor, context: Any = None) -> None:
-    """Raise `ValueError` unless the Jacobian at each row of `u` is triangular in some order, as Theorem 2 asks."""
+    """Raise `ValueError` unless the Jacobian at each row of `u` is triangular in some order, as Theorem 2 requires."""
     _, declared = inner(u, context)
     cut = context_cutter(inner, context, u.shape[0])
     for row in range(u.shape[0]):

@@ -1,4 +1,4 @@
-"""Distribution functions of mixtures as functions of one number: one layer can split a density into several modes."""
+"""Distribution functions of mixtures as scalar functions: a single layer can split a density into several modes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NARROWEST = 5.0  # no component is narrower than e^-5, or wider than e^5
 class Mixture(Elementwise):
     """z = logit F(x) · e^s + t, F the distribution function of a mixture of logistics (Ho et al., 2019).
 
-    The inverse is found by bisection between the quantiles of the single components.
+    The inverse is found by bisection between the quantiles of the components.
 
     Args:
-        components: of each mixture.
+        components: the number of components of each mixture.
     """
 
     closed_form = ("forward",)
@@ -45,7 +45,10 @@ class Mixture(Elementwise):
         return x, -_mixture_logit(x, log_weights, means, log_widths)[1] - log_scale
 
     def _parts(self, params: Params) -> tuple[Tensor, ...]:
-        """Of the mixture `(components, *shape)` each, then s and t. The means start apart, or would never part."""
+        """Log-weights, means and log-widths, `(components, *shape)` each, then s and t.
+
+        The means start at different values, because equal ones would never separate.
+        """
         k, (log_scale, shift) = self.components, params[-2:]
         weights, means, widths = (torch.stack(params[start : start + k]) for start in (0, k, 2 * k))
         apart = torch.linspace(-1, 1, k, dtype=shift.dtype, device=shift.device) if k > 1 else shift.new_zeros(1)
@@ -64,12 +67,12 @@ class MixtureCoupling(Coupling):
     """z₁ = x₁, z₂ = logit F(x₂) · e^s + t, F the distribution function of a mixture of logistics (Ho et al., 2019).
 
     The weights, means and widths of F, and s and t, are net(x₁, context). The inverse is found by bisection between the
-    quantiles of the single components.
+    quantiles of the components.
 
     Args:
         net: maps `x₁` (and the context, if one is given) to 3 · components + 2 times the channels of `x₂`.
         channels: C.
-        components: of each mixture.
+        components: the number of components of each mixture.
         dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
 
     Example:
@@ -84,7 +87,7 @@ class MixtureCoupling(Coupling):
 
 
 def _mixture_logit(x: Tensor, log_weights: Tensor, means: Tensor, log_widths: Tensor) -> tuple[Tensor, Tensor]:
-    """log F(x) − log(1 − F(x)) and the logarithm of its slope; exact far out in the tails, too."""
+    """log F(x) − log(1 − F(x)) and the logarithm of its slope; accurate far out in the tails, too."""
     u = (x - means) * (-log_widths).exp()
     below, above = F.logsigmoid(u), F.logsigmoid(-u)
     log_cdf, log_rest = torch.logsumexp(log_weights + below, 0), torch.logsumexp(log_weights + above, 0)
@@ -93,14 +96,14 @@ def _mixture_logit(x: Tensor, log_weights: Tensor, means: Tensor, log_widths: Te
 
 
 def _quantile(logit: Tensor, *mixture: Tensor) -> Tensor:
-    """x with that logit: bisection to the last digit, then steps of Newton, through which gradients flow.
+    """x with that logit: bisection to the last digit, then Newton steps, through which gradients flow.
 
-    Each step doubles the order of the derivatives that are right, so two make second derivatives right.
+    Each step doubles the order up to which derivatives are right, so two steps make second derivatives right.
     """
     expect_untraced("an iteration, whose rounds depend on who asks")
     with torch.no_grad():
         _, means, log_widths = mixture
-        single = means + log_widths.exp() * logit  # where each component alone has it
+        single = means + log_widths.exp() * logit  # the quantile of each component
         low, high = single.amin(0), single.amax(0)
         for _ in range(8 - round(math.log2(torch.finfo(logit.dtype).eps))):
             middle = (low + high) / 2

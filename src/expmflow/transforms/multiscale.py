@@ -1,4 +1,4 @@
-"""The multi-scale split: half of the channels leave early, as latents of their own."""
+"""The multi-scale split: half of the channels become latents early."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from expmflow.transforms.base import Composite, Output, Transform
 
 @final
 class Split(Composite):
-    """The first half of the channels goes on through `rest`; the second is explained by `prior` and leaves.
+    """The first half of the channels continues through `rest`; `prior` maps the second half to noise.
 
-    `prior` is a conditional density in the form of a layer, an `AffineCoupling` over all the channels: it turns the
-    leaving half into noise, given the half that goes on. Both halves stay in the output, in the shape of the input, so
-    nothing is lost, and a flow with splits is a layer like any other. `rest` keeps shapes: what it squeezes it has to
+    `prior` is a conditional density in the form of a layer, an `AffineCoupling` over all channels: it turns the second
+    half into noise, given the first. Both halves stay in the output, which has the shape of the input. So nothing is
+    lost, and a flow with splits is a layer like any other. `rest` must preserve shapes: what it squeezes it has to
     unsqueeze (`Inverse(Squeeze())`).
 
     Args:
         rest: the deeper levels, on C/2 channels.
-        prior: a coupling on C channels; None leaves the second half as it is.
+        prior: a coupling on C channels; None leaves the second half unchanged.
 
     Example:
         >>> level = T.Chain([T.Squeeze(), T.Split(T.ActNorm(6), None), T.Inverse(T.Squeeze())])

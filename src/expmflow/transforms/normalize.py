@@ -1,4 +1,4 @@
-"""ActNorm: an affine map per channel, started so that the first batch comes out standardised."""
+"""ActNorm: an affine map per channel, initialised so that the first batch comes out standardised."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LEAST_SPREAD = 1e-12  # a standard deviation below which a channel counts as con
 class ActNorm(DataStart):
     """z = (x − shift) · e^{log_scale}, per channel.
 
-    The first batch seen in training sets both; with several processes, from the moments of the whole batch. A channel
-    that is constant there, as all are in a batch of one row, is shifted and keeps its scale. All state
-    is in the state dict, so a loaded layer does not start again, and one that has seen no data is the identity.
+    The first batch in training sets both; with several processes, from the moments of the whole batch. A channel that
+    is constant in it, as every channel is in a batch of one row, is shifted and keeps its scale. All state is in the
+    state dict, so a loaded layer is not initialised again, and a layer that has seen no data is the identity.
 
-    On graphs whose context has a node mask, the padding neither counts nor changes.
+    On graphs whose context has a node mask, padding is left unchanged and does not count.
 
     Args:
         channels: C.
@@ -73,7 +73,7 @@ class ActNorm(DataStart):
         if count == 0:
             return
         variance = sum_over_processes(values.square().sum(0)) / count
-        rounding = torch.finfo(x.dtype).eps * mean.abs()  # what is left of a constant channel
+        rounding = torch.finfo(x.dtype).eps * mean.abs()  # the rounding error of a constant channel
         varies = (variance.sqrt() > 4 * rounding.clamp_min(LEAST_SPREAD)) & (count > 1)
         self.shift.copy_(mean)
         self.log_scale.copy_(torch.where(varies, -0.5 * variance.clamp_min(1e-30).log(), 0.0))

@@ -1,4 +1,4 @@
-"""The Sylvester flow as it was first made (van den Berg et al., 2018), with three ways to an orthogonal basis."""
+"""The original Sylvester flow (van den Berg et al., 2018), with three kinds of orthogonal basis."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from expmflow.transforms.conv1x1 import reflections_product
 class OriginalSylvester(Amortizable):
     """z = x + Q R̃ tanh(R Qᵀx + b), logdet = Σ log(1 + r̃ᵢᵢ rᵢᵢ tanh′), with Q of m orthonormal columns.
 
-    R and R̃ are upper triangular with diagonals in (−1, 1), by tanh. Their other entries are the upper half of one
-    matrix D, and of its transpose. In the basis Q the map is a triangular system, so the inverse is m roots of one
-    number each, the last first, and a Newton step that polishes all; gradients through it are exact.
+    R and R̃ are upper triangular with diagonals in (−1, 1), by tanh. Their other entries are the upper triangles of one
+    matrix D and of its transpose. In the basis Q the map is a triangular system, so the inverse finds m scalar roots,
+    starting with the last, and refines them together by a Newton step. Gradients through it are exact.
 
     Args:
         features: d of the input `(batch, d)`.
         size: m.
-        basis: the parameters of Q, and where the layer's own begin.
+        basis: the parameters of Q, and the initial values of the layer's own.
         amortized: take all parameters from each sample's context.
     """
 
@@ -37,7 +37,7 @@ class OriginalSylvester(Amortizable):
         start = {
             "matrix": 0.1 * torch.randn(size, size) * size**-0.5,
             "diagonal_outer": 0.1 * torch.randn(size),
-            "diagonal_inner": torch.ones(size),  # with both at zero neither would get a gradient
+            "diagonal_inner": torch.ones(size),  # if both diagonals were zero, neither would get a gradient
             "bias": torch.zeros(size),
             **basis,
         }
@@ -64,7 +64,7 @@ class OriginalSylvester(Amortizable):
         outer, inner, bias = triangles(params)
         v = times(q.mT, z)
         u = _back_substitution(v, outer, inner, bias)
-        for _ in range(2 if torch.is_grad_enabled() else 1):  # each makes one more order of derivatives right
+        for _ in range(2 if torch.is_grad_enabled() else 1):  # each step makes one more order of derivatives right
             h = torch.tanh(times(inner, u) + bias)
             defect = u + times(outer, h) - v
             jacobian = outer @ ((1 - h * h).unsqueeze(-1) * inner) + _identity(outer)
@@ -76,14 +76,14 @@ class OriginalSylvester(Amortizable):
 def triangles(params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """R̃, R and b."""
     matrix = params["matrix"]
-    limit = 1 - 4 * torch.finfo(matrix.dtype).eps  # a tanh rounds to 1, where the flow would be singular
+    limit = 1 - 4 * torch.finfo(matrix.dtype).eps  # a tanh may round to 1, where the flow would be singular
     outer = matrix.triu(1) + torch.diag_embed(limit * torch.tanh(params["diagonal_outer"]))
     inner = matrix.mT.triu(1) + torch.diag_embed(limit * torch.tanh(params["diagonal_inner"]))
     return outer, inner, params["bias"]
 
 
 def times(matrix: Tensor, x: Tensor) -> Tensor:
-    """One matrix for each row of `x`, or `(1, …)` one for all, which is a single product then."""
+    """A matrix for each row of `x`, or one, `(1, …)`, for all rows, which is then a single product."""
     if matrix.shape[0] == 1:
         return x @ matrix[0].T
     return (matrix @ x.unsqueeze(-1)).squeeze(-1)
@@ -100,7 +100,7 @@ def _identity(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _back_substitution(v: Tensor, outer: Tensor, inner: Tensor, bias: Tensor) -> Tensor:
-    """u with u + R̃ tanh(R u + b) = v: entry i needs those after it only."""
+    """u with u + R̃ tanh(R u + b) = v: entry i depends only on the entries after it."""
     size = v.shape[1]
     u, h = v.new_zeros(v.shape[0], 0), v.new_zeros(v.shape[0], 0)  # the entries after i
     for i in reversed(range(size)):
@@ -116,8 +116,9 @@ def _back_substitution(v: Tensor, outer: Tensor, inner: Tensor, bias: Tensor) ->
 class OrthogonalSylvester(OriginalSylvester):
     """z = x + Q R̃ tanh(R Qᵀx + b) in the plane of m orthonormal vectors Q; O(d m + m²) per sample, and O(d m²) for Q.
 
-    Q are the given vectors after Gram and Schmidt, by a QR decomposition; the original iterates towards the nearest
-    orthonormal ones. Vectors of zeros, as from a head that starts there, have no gradient and are refused in training.
+    Q comes from the given vectors by a QR decomposition (Gram–Schmidt orthogonalisation); the original iterates towards
+    the nearest orthonormal vectors. Linearly dependent vectors have no gradient and are refused in training: for
+    example zeros, from a head whose weights start at zero.
 
     Args:
         features: d of the input `(batch, d)`.
@@ -141,7 +142,7 @@ class OrthogonalSylvester(OriginalSylvester):
         if q.requires_grad and not (torch.compiler.is_compiling() or transformed(vectors)):
             regular = bool((r.detach().diagonal(dim1=-2, dim2=-1) != 0).all())  # otherwise no gradient is finite
             self._expect(regular, "vectors that are linearly independent", "dependent ones")
-        signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)  # LAPACK's change with the numbers
+        signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)  # LAPACK's signs vary with the input
         return q * signs.to(q).detach().unsqueeze(-2)
 
 
@@ -151,7 +152,7 @@ class HouseholderSylvester(OriginalSylvester):
 
     Args:
         features: d of the input `(batch, d)`.
-        reflections: how many; d reach every orthogonal matrix of their determinant's sign.
+        reflections: their number; d reach every orthogonal matrix with the sign of their determinant.
         amortized: take the parameters, d² + 3 d + d · reflections numbers, from each sample's context.
 
     Example:

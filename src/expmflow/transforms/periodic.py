@@ -14,16 +14,16 @@ from expmflow.operators.padding import pad
 from expmflow.operators.spectrum import symbol
 from expmflow.transforms.base import Output, Transform, expanded
 
-INITIAL_NORM = 0.1  # of what is added to a rotation of the channels, about
+INITIAL_NORM = 0.1  # approximate norm of the initial difference from a rotation of the channels
 
 
 @final
 class PeriodicConv(Transform):
     """z = k ⋆ x with circular padding (Hoogeboom et al., 2019; Finzi et al., 2019).
 
-    For each frequency ω the transformed channels are multiplied by the matrix k̂(ω), so the log-determinant is
-    Σ_ω log |det k̂(ω)| and the inverse solves with k̂(ω), both exactly. Frequencies come in conjugate pairs, of which one
-    is computed and counted twice: about h·w/2 matrices of C × C in either direction. Forward: one convolution.
+    For each frequency ω the transformed channels are multiplied by the matrix k̂(ω). So the log-determinant is
+    Σ_ω log |det k̂(ω)| and the inverse solves with k̂(ω), both exactly. Only one frequency of each conjugate pair is
+    computed, and counted twice: about h·w/2 matrices of C × C in either direction. Forward: one convolution.
 
     Args:
         channels: C.
@@ -59,7 +59,7 @@ class PeriodicConv(Transform):
     def _inverse(self, z: Tensor, context: Any) -> Output:
         matrices = self._matrices(z)
         logdet = expanded(-self._log_abs_det(matrices, z), z)
-        if z.shape[0] == 0:  # of which there is no Fourier transform
+        if z.shape[0] == 0:  # an empty batch has no Fourier transform
             return z.clone(), logdet
         height, width = z.shape[2:]
         waves = torch.fft.rfft2(z, dim=(-1, -2))  # half of the rows, as `symbol` has them
@@ -78,5 +78,5 @@ class PeriodicConv(Transform):
     def _log_abs_det(self, matrices: Tensor, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
         rows = torch.linalg.slogdet(matrices)[1].reshape(-1, width).sum(1)
-        alone = rows[:1] + rows[-1:] if height % 2 == 0 else rows[:1]  # all others stand for their conjugates too
+        alone = rows[:1] + rows[-1:] if height % 2 == 0 else rows[:1]  # all others also stand for their conjugates
         return (2 * rows.sum() - alone.sum()).to(x.dtype)

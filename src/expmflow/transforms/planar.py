@@ -19,7 +19,7 @@ class Planar(Amortizable):
     """z = x + û tanh(wᵀx + b), logdet = log(1 + wᵀû tanh′(wᵀx + b)), in O(d).
 
     û = u + (m(wᵀu) − wᵀu) w/‖w‖² with m(a) = softplus(a) − 1, so that wᵀû > −1 and the map is invertible. The inverse
-    searches for one number, wᵀx, by safeguarded Newton steps; its gradient is exact.
+    finds one number, wᵀx, by safeguarded Newton steps; its gradient is exact.
 
     Args:
         features: d of the input `(batch, d)`.
@@ -54,7 +54,7 @@ class Planar(Amortizable):
         w, u, b, least = self._direction(context)
         v, gain = (w * z).sum(1, keepdim=True), least - 1
         a = tanh_root(v, gain, torch.ones_like(v), b)
-        for _ in range(2 if torch.is_grad_enabled() else 1):  # each makes one more order of derivatives right
+        for _ in range(2 if torch.is_grad_enabled() else 1):  # each step makes one more order of derivatives right
             h = torch.tanh(a + b)
             a = a - (a + gain * h - v) / _slope(h, least)
         h = torch.tanh(a + b)
@@ -65,11 +65,11 @@ class Planar(Amortizable):
         params = self.params(context)
         u, w, b = params["u"], params["w"], params["b"]
         product, norm = (w * u).sum(1, keepdim=True), (w * w).sum(1, keepdim=True)
-        tiny, eps = torch.finfo(w.dtype).tiny, torch.finfo(w.dtype).eps  # a slope below eps could not be inverted
-        least = torch.where(norm < tiny, 1 + product, F.softplus(product).clamp_min(eps))  # a w of 0 leaves u as it is
+        tiny, eps = torch.finfo(w.dtype).tiny, torch.finfo(w.dtype).eps  # a smaller slope could not be inverted
+        least = torch.where(norm < tiny, 1 + product, F.softplus(product).clamp_min(eps))  # w = 0 leaves u unchanged
         return w, u + (least - 1 - product) * w / norm.clamp_min(tiny), b, least
 
 
 def _slope(h: Tensor, least: Tensor) -> Tensor:
-    """1 + wᵀû (1 − h²), without the difference of close numbers."""
+    """1 + wᵀû (1 − h²), without cancellation."""
     return least * (1 - h * h) + h * h

@@ -1,8 +1,8 @@
 """The random numbers inside layers, as a pure function of a key, the layer's name and the sample.
 
-A layer whose log-determinant is a random estimate asks `signs` and `poisson`. Left alone, these draw from torch's own
+A layer whose log-determinant is a random estimate calls `signs` and `poisson`. By default, these draw from torch's own
 generator. Within `keyed_draws` they follow from the key that the caller gives (say seed and step), from the layer's
-name in the model and from the sample's index, so that neither batches nor processes change them.
+name in the model and from the sample's index, so neither batches nor processes change them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _state = _State()
 
 @contextmanager
 def keyed_draws(model: nn.Module, key: str, rows: Sequence[int | str]) -> Iterator[None]:
-    """Within, what layers of `model` draw is a pure function of `key`, their name in it, and the sample.
+    """A context in which the random numbers of `model`'s layers are a pure function of `key`, layer name and sample.
 
     Args:
-        model: what is evaluated, without wrappers that change its layers' names.
-        key: tells one evaluation from others: of a seed, a step.
-        rows: for each row of the batch what tells its sample from others: its index in the global batch, say.
+        model: the evaluated model, without wrappers that change the names of its layers.
+        key: identifies the evaluation, for example by seed and step.
+        rows: for each row of the batch, what identifies its sample, for example its index in the global batch.
 
     Example:
         >>> block = T.ResidualBlock(expmflow.nn.LipschitzMLP(2)).eval()
@@ -80,7 +80,7 @@ def signs(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def poisson(layer: nn.Module, rate: float, rows: int, *, per_row: bool) -> Tensor:
-    """`(rows,)` whole numbers, Poisson-distributed, on the CPU: one for all rows, or one for each."""
+    """`(rows,)` whole numbers, Poisson-distributed, on the CPU: one number for all rows, or one for each."""
     draws = _state.draws
     rates = torch.full((rows if per_row else 1,), rate, dtype=torch.float64)
     if draws is None:

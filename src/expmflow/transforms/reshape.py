@@ -25,7 +25,7 @@ def _still(x: Tensor) -> Tensor:
 class Squeeze(Transform):
     """Blocks of `factor` × `factor` points become channels: `(C, h, w)` to `(C·f², h/f, w/f)`.
 
-    The entries have to be moved anyway; they come out in the order that convolutions are fastest with, channels last.
+    The output has channels last in memory, the layout in which convolutions are fastest; its entries are copied anyway.
 
     Example:
         >>> T.Squeeze()(torch.randn(1, 3, 8, 8))[0].shape
@@ -54,7 +54,7 @@ class Squeeze(Transform):
         return channels // f**2, height * f, width * f
 
     def _forward(self, x: Tensor, context: Any) -> Output:
-        shape = (x.shape[0], *self.output_shape(tuple(x.shape[1:])))  # which torch does not give an empty batch
+        shape = (x.shape[0], *self.output_shape(tuple(x.shape[1:])))  # torch cannot infer the shape of an empty batch
         return _channels_last(F.pixel_unshuffle(x, self.factor).reshape(shape)), _still(x)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
@@ -100,7 +100,7 @@ class Permute(Transform):
 
     Args:
         permutation: channel k of the output is channel `permutation[k]` of the input; or a number of channels, for a
-            random order that is drawn once and kept in the state dict.
+            random order that is drawn once and stored in the state dict.
         dim: the axis of the channels: 1 for images and vectors, −1 for graphs.
 
     Example:

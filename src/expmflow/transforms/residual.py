@@ -1,9 +1,9 @@
 """Residual blocks: z = x + g(x) with a contraction g (Behrmann et al., 2019; Chen et al., 2019).
 
 With J the Jacobian of g, log det(I + J) = Σ_{k≥1} (−1)^{k+1}/k · tr Jᵏ, and its gradient is
-tr((I + J)⁻¹ ∂J) = Σ_{k≥0} (−1)^k tr(Jᵏ ∂J). Both are estimated without bias by one vector v of random signs, by vᵀJᵏ,
-and by a random number N of terms behind the first m: term k > m is there if N ≥ k − m, and divided by the probability
-of that.
+tr((I + J)⁻¹ ∂J) = Σ_{k≥0} (−1)^k tr(Jᵏ ∂J). Both are estimated without bias, from products vᵀJᵏ with one vector v of
+random signs, and from a random number N of terms after the first m: term k > m is included if N ≥ k − m, and divided by
+the probability of that.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ LogdetKind = Literal["estimate", "exact"]
 class ResidualBlock(Transform):
     """z = x + g(x) around a network g with a Lipschitz constant of at most `coeff` < 1.
 
-    The log-determinant is a random estimate without bias: `training_terms` (in evaluation `evaluation_terms`) terms of
-    its series, then a Poisson-distributed number of further ones, each a product with the Jacobian. What is returned is
-    that estimate. Its gradient is the Neumann estimate of the log-determinant's gradient, without bias too, which takes
-    one product that autograd records, so that memory does not grow with the terms. In training the number of
-    terms is drawn once for a batch, since each of them costs a pass; in evaluation for each row. `T.keyed_draws` says
-    where the random numbers come from. With `logdet="exact"` it is computed from the whole Jacobian, of d² entries a
-    row, by d products: for small events.
+    The log-determinant is an unbiased random estimate: `training_terms` (in evaluation `evaluation_terms`) terms of its
+    series, then a Poisson-distributed number of further terms, each of which takes a product with the Jacobian. The
+    layer returns this estimate. Its gradient is the Neumann estimate of the log-determinant's gradient, also unbiased,
+    which takes one product recorded by autograd, so memory does not grow with the terms. In training the number of
+    terms is drawn once for a batch, since each costs a pass; in evaluation for each row. `T.keyed_draws` controls the
+    random numbers. `logdet="exact"` computes the whole Jacobian, d² entries a row, by d products: for small events.
 
-    The forward direction is closed-form. The inverse iterates x ← z − g(x), its residual is verified, and its gradient
+    The forward direction is closed-form. The inverse iterates x ← z − g(x). Its residual is verified, and its gradient
     is exact, by the implicit function theorem.
 
     Args:
-        net: g, from `(batch, *event)` to the same shape: `LipschitzConvNet` or `LipschitzMLP` of `expmflow.nn`, or a
-            network of your own, an `nn.Sequential` of convolutions, linear maps and activations that do not expand. The
-            block puts a norm constraint on each of those weights, with `coeff` as the product of the norms, met by
-            eigenvalues at every frequency whenever the weights have moved. Any other part states its Lipschitz constant
-            by a method `lipschitz_bound()`.
+        net: g, from `(batch, *event)` to the same shape: `LipschitzConvNet` or `LipschitzMLP` of `expmflow.nn`, or your
+            own `nn.Sequential` of convolutions, linear maps and activations with a Lipschitz constant of at most one.
+            The block constrains each weight so that the product of the norms is at most `coeff`. The norms come from
+            eigenvalues at every frequency, recomputed whenever the weights change. Any other part must state its
+            Lipschitz constant in a method `lipschitz_bound()`.
         coeff: the largest Lipschitz constant of g, in the 2-norm.
         logdet: `"estimate"` or `"exact"`; the attribute may be changed at any time.
-        training_terms, evaluation_terms: the terms before the random ones.
+        training_terms, evaluation_terms: the number of terms before the random ones.
         rate: the mean of the Poisson distribution.
         tol, max_iterations: of the inverse, as for `fixed_point`.
 
@@ -84,15 +83,15 @@ class ResidualBlock(Transform):
         self.logdet = logdet
         self.training_terms, self.evaluation_terms, self.rate = training_terms, evaluation_terms, rate
         self.tol, self.max_iterations, self.last_iterations = tol, max_iterations, 0
-        self._weighted = tuple(constrain_lipschitz(net, coeff))  # a tuple: they belong to the network
+        self._weighted = tuple(constrain_lipschitz(net, coeff))  # a tuple, so not registered here
 
     @property
     def exact_logdet(self) -> bool:  # type: ignore[override]
-        """Whether the log-determinant is exact, and not an estimate."""
+        """Whether the log-determinant is exact, not an estimate."""
         return self.logdet == "exact"
 
     def lipschitz_bound(self) -> float:
-        """A certified bound on the Lipschitz constant of g as it is, from the singular values at all frequencies."""
+        """A certified bound on the current Lipschitz constant of g, from the singular values at all frequencies."""
         return lipschitz_bound(self.net)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
@@ -126,11 +125,11 @@ class ResidualBlock(Transform):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # an eigenvalue problem gains nothing from it
     def _follow_weights(self, x: Tensor) -> None:
-        """Let the constraints hold of the weights as they are; in evaluation, where these have moved."""
+        """Update the constraints to the current weights; in evaluation, only if these have changed."""
         expect_unexported("a log-determinant that is made of gradients")
         if any(transformed(p) for p in self.net.parameters()):
             return
-        if transformed(x):  # where nothing can be written
+        if transformed(x):  # buffers cannot be written here
             seen = all(constraint_has_seen(layer, "weight") for layer in self._weighted)
             self._expect(seen, "a pass outside torch.func first, in which constraints see the weights", "none")
             return
@@ -154,7 +153,7 @@ class ResidualBlock(Transform):
         record = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             if record and x.requires_grad:
-                x = x.view_as(x)  # the same, without the hooks of the inverse
+                x = x.view_as(x)  # the same tensor, without the hooks of the inverse
             else:
                 x = (x.clone() if x.is_inference() else x).detach().requires_grad_()
             value = self._g(x, context)
@@ -176,7 +175,7 @@ class ResidualBlock(Transform):
             neumann = neumann + signed
         if not record:
             return logdet
-        gradient = (_vjp(value, x, neumann, record=True) * v).flatten(1).sum(1)  # neumann ∂J v, once differentiated
+        gradient = (_vjp(value, x, neumann, record=True) * v).flatten(1).sum(1)  # neumann ∂J v, differentiated once
         return logdet + gradient - gradient.detach()
 
     def _exact(self, value: Tensor, x: Tensor, record: bool) -> Tensor:
@@ -187,7 +186,7 @@ class ResidualBlock(Transform):
         return torch.linalg.slogdet(jacobian + torch.eye(size, dtype=x.dtype, device=x.device)).logabsdet
 
     def _solve(self, z: Tensor, context: Any) -> Tensor:
-        """x with x + g(x) = z; the gradient, where one is wanted, does not pass through the iterations."""
+        """x with x + g(x) = z; no gradient passes through the iterations."""
         per_row = isinstance(context, Tensor)
 
         def g(x: Tensor, rows: Tensor) -> Tensor:
@@ -203,7 +202,7 @@ class ResidualBlock(Transform):
             return solution.value
 
         def value(x: Tensor) -> tuple[Tensor, Tensor]:
-            return self._g(x, context), torch.zeros_like(x)  # no diagonal is known
+            return self._g(x, context), torch.zeros_like(x)  # the diagonal is unknown
 
         return with_implicit_gradient(value, solution.value, z, max_iterations=self.max_iterations)
 

@@ -1,4 +1,4 @@
-"""Rational-quadratic splines as functions of one number (Durkan et al., 2019)."""
+"""Rational-quadratic splines as scalar functions (Durkan et al., 2019)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from expmflow._validation import expect, expect_count
 from expmflow.transforms.elementwise import Elementwise, Pair, Params
 
-LEAST = 1e-3  # share of a bin in the interval, and slope at a knot
+LEAST = 1e-3  # the smallest share of the interval that a bin takes, and the smallest slope at a knot
 
-_UNIT = math.log(math.expm1(1 - LEAST))  # where softplus makes a slope of 1
+_UNIT = math.log(math.expm1(1 - LEAST))  # the parameter for which softplus gives a slope of 1
 
 
 @final
 class Spline(Elementwise):
     """An increasing spline of `bins` pieces on [−bound, bound], each a ratio of quadratics; the identity outside.
 
-    Its slope is continuous, and both directions are closed-form. At parameters of zero it is the identity.
+    Its slope is continuous, and both directions are closed-form. With all parameters zero it is the identity.
 
     Args:
         bins: the number of pieces.
@@ -30,7 +30,7 @@ class Spline(Elementwise):
 
     def __init__(self, bins: int, bound: float = 5.0) -> None:
         expect_count(bins, "components", at_least=2)  # one piece would be the identity
-        expect(bins * LEAST < 1, f"fewer than {round(1 / LEAST)} components", bins)  # each has that share at least
+        expect(bins * LEAST < 1, f"fewer than {round(1 / LEAST)} components", bins)  # each has at least that share
         expect(bound > 0, "a positive bound", bound)
         self.bins = bins
         self.bound = bound
@@ -54,12 +54,12 @@ class Spline(Elementwise):
         a, b, c = (mean - start) + rise * bend, start - rise * bend, -mean * rise
         share = 2 * c / (-b - torch.sqrt((b * b - 4 * a * c).clamp_min(torch.finfo(z.dtype).tiny)))
         value, log_slope = _rational(share, mean, start, end)
-        share = share - (value - rise) * mean * (-log_slope).exp()  # Newton: the discriminant may have cancelled
+        share = share - (value - rise) * mean * (-log_slope).exp()  # a Newton step: the discriminant may have cancelled
         _, log_slope = _rational(share, mean, start, end)
         return torch.where(inside, left + width * share, z), torch.where(inside, -log_slope, 0.0)
 
     def _pieces(self, params: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """Widths and heights `(bins, *shape)`, which add up to the interval, and slopes at all knots."""
+        """Widths and heights `(bins, *shape)`, which sum to the length of the interval, and slopes at all knots."""
         k = self.bins
         widths, heights = (
             2 * self.bound * (LEAST + (1 - LEAST * k) * torch.softmax(torch.stack(params[i : i + k]), 0))
@@ -73,7 +73,7 @@ class Spline(Elementwise):
 def _piece(
     at: Tensor, along: Tensor, widths: Tensor, heights: Tensor, slopes: Tensor, bound: float
 ) -> tuple[Tensor, ...]:
-    """Of the piece in which `at` is, by the knots of `along`: left, width, low, height, slopes at its ends."""
+    """The piece that contains `at`, found by the knots of `along`: left, width, low, height, and slopes at its ends."""
     knots = along.cumsum(0)[:-1] - bound
     index = (at >= knots).sum(0, keepdim=True)
 

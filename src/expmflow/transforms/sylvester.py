@@ -25,20 +25,21 @@ from expmflow.transforms.inner import check_inner, context_cutter
 class GeneralizedSylvester(Transform):
     """z = x + W⁻¹ f(W x), logdet = Σ log(1 + diag), diag the diagonal of f's Jacobian at W x.
 
-    The inverse solves u + f(u) = W z by a fixed point iteration, then x = z − W⁻¹ f(u); its residual is verified, and
-    its gradient is exact, by the implicit function theorem. It exists whatever the norms of f are, as the Jacobian is
-    triangular. `last_iterations` has how many it took: of the row of an image with the most, and of the whole.
+    The inverse solves u + f(u) = W z by a fixed point iteration, then x = z − W⁻¹ f(u). Its residual is verified, and
+    its gradient is exact, by the implicit function theorem. It exists whatever the norms of f are, because the Jacobian
+    is triangular. `last_iterations` holds the numbers of iterations: of the slowest row of an image, and of the whole
+    image.
 
     Args:
-        basis: any invertible linear layer, W; it is handed the context too.
+        basis: any invertible linear layer, W; it receives the context too.
         inner: a module whose `forward(u, context)` returns `(f(u), diagonal)`, with a Jacobian that is triangular in
             some order of the variables and a diagonal greater than −1 (Theorem 2); `check_inner` tests both. A context
-            that is a tensor with one row per sample is cut to the samples that the inverse still seeks; an inner
-            function whose contexts have rows of another kind cuts them itself, by `context_rows(context, rows)`. One
-            that goes through images in raster order may offer `raster_stack(context)` (`expmflow.nn.raster`), and is
-            inverted row by row.
+            tensor with one row per sample is cut to the samples that the inverse has not yet solved. For contexts of
+            another form, the inner function does this itself in `context_rows(context, rows)`. One that goes through
+            images in raster order may offer `raster_stack(context)` (`expmflow.nn.raster`); it is then inverted row by
+            row.
         tol: the largest entry of the residual of the inverse, relative to max(1, max |W z|); follows the dtype.
-        max_iterations: before the inverse gives up with `ConvergenceError`; for each row of an image, and the whole.
+        max_iterations: the limit before `ConvergenceError`, for each row of an image and for the whole.
 
     Example:
         >>> layer = T.GeneralizedSylvester(T.Householder(4), expmflow.nn.DenseInner(4, hidden=16))
@@ -69,27 +70,27 @@ class GeneralizedSylvester(Transform):
     def _forward(self, x: Tensor, context: Any) -> Output:
         u, _ = self.basis(x, context)
         value, diagonal = self.inner(u, context)
-        with constant_constraints():  # which have just seen the weights
+        with constant_constraints():  # they have just been updated
             residual, _ = self.basis.inverse(value, context)
         return x + residual, torch.log1p(diagonal).flatten(1).sum(1)
 
     def _inverse(self, z: Tensor, context: Any) -> Output:
-        with constant_constraints():  # the iterations need one and the same function
+        with constant_constraints():  # all iterations need the same function
             v, _ = self.basis(z, context)
             u = self._solve(v, context)
             value, diagonal = self.inner(u, context)
             residual, _ = self.basis.inverse(value, context)
         return z - residual, -torch.log1p(diagonal).flatten(1).sum(1)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how often it goes round depends on the numbers
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of iterations depends on the data
     def _solve(self, v: Tensor, context: Any) -> Tensor:
-        """u with u + f(u) = v; the gradient, where one is wanted, does not pass through the iterations."""
+        """u with u + f(u) = v; no gradient passes through the iterations."""
         cut = context_cutter(self.inner, context, v.shape[0])
 
         def evaluate(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             if cut is not None:
                 return self.inner(u, cut(rows))
-            value, diagonal = self.inner(v.index_copy(0, rows, u), context)  # who knows its rows
+            value, diagonal = self.inner(v.index_copy(0, rows, u), context)  # f may need all rows for its context
             return value[rows], diagonal[rows]
 
         stack = getattr(self.inner, "raster_stack", None) if v.numel() and not transformed(v) else None
@@ -112,7 +113,7 @@ class GeneralizedSylvester(Transform):
         return torch.stack(list(stack(context).substitute(v, attach)), dim=2)
 
     def check_inner(self, u: Tensor, context: Any = None) -> None:
-        """Raise `ValueError` unless, at each row of `u`, the inner function is one that Theorem 2 allows.
+        """Raise `ValueError` unless, at each row of `u`, the inner function satisfies Theorem 2.
 
         Its Jacobian must be triangular in some order of the variables, with the diagonal that it declares, greater than
         −1. Costs one dense Jacobian per row: for tests and small events.
@@ -125,19 +126,19 @@ class GeneralizedSylvester(Transform):
 class ConvSylvester(GeneralizedSylvester):
     """The convolutional Sylvester flow: W = exp(M) Q with a convolution M and an orthogonal 1×1 convolution Q.
 
-    The inverse goes through the image row by row (`expmflow.nn.raster`) and needs no norm constraint inside f; with
-    one, `lipschitz`, training ends at more bits per dimension (results/sylvester.md).
+    The inverse solves an image row by row (`expmflow.nn.raster`) and needs no norm constraint inside f. With a
+    constraint, `lipschitz`, training ends at more bits per dimension (results/sylvester.md).
 
     Args:
         channels: C of the input `(batch, C, h, w)`.
         hidden: channels inside the autoregressive function.
         kernel_size, coeff, training_tol: of the convolution exponential.
         reflections: Householder reflections of Q; one per channel if None.
-        gamma: the bound of the diagonal; the inverse is proven to converge for γ ≤ ½ and found to beyond.
+        gamma: the bound of the diagonal; the inverse is proven to converge for γ ≤ ½, and measured to beyond.
         lipschitz: the largest norm of each inner convolution; 1.5 in the paper, None for no constraint.
         activation: between the inner convolutions, `"elu"`, or `"relu"` as in the paper.
         context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
-        use_basis: False leaves the basis change out, as in the paper's ablation.
+        use_basis: False omits the change of basis, as in the paper's ablation.
         tol, max_iterations: of the inverse.
 
     Example:
@@ -188,7 +189,7 @@ class DenseSylvester(GeneralizedSylvester):
 
     Args:
         features: d of the input `(batch, d)`.
-        hidden: the width of two hidden layers, or the widths of all.
+        hidden: the width of two hidden layers, or a list of all widths.
         reflections: Householder reflections of the basis; one per feature if None.
         gamma: the bound of the diagonal.
         context_features: features of a context `(batch, features)`; 0 for none.
@@ -222,20 +223,22 @@ class DenseSylvester(GeneralizedSylvester):
 class GraphSylvester(GeneralizedSylvester):
     """The Sylvester flow on graphs: W = exp(M) Q, with a graph convolution M and an orthogonal matrix Q over features.
 
-    For node features `(batch, N, features)`. f sees the features before k of a node and its neighbours, and of feature
-    k the node's own alone; so renumbering the nodes renumbers the result. Layers should alternate `reverse`.
+    For node features `(batch, N, features)`. What f adds to feature k of a node depends on that feature itself and on
+    the features before k of the node and its neighbours. So renumbering the nodes renumbers the result. Layers should
+    alternate `reverse`.
 
     The context is the adjacency: `(N, N)` or `(batch, N, N)`, dense; a pair `(adjacency, mask)` for graphs of different
-    sizes in one padded batch, with `mask` of shape `(batch, N)`; or None for complete graphs. Padding is left as it is.
+    sizes in one padded batch, with `mask` of shape `(batch, N)`; or None for complete graphs. Padding is left
+    unchanged.
 
     Args:
         features: F.
         hidden: features inside the graph network.
-        reverse: f goes from the last feature to the first.
-        max_neighbours: of the graph convolution exponential.
+        reverse: whether f goes from the last feature to the first.
+        max_neighbours: as in `GraphConvExp`.
         reflections: Householder reflections of Q; one per feature if None.
         gamma: the bound of the diagonal.
-        use_basis: False leaves the basis change out.
+        use_basis: False omits the change of basis.
         tol, max_iterations: of the inverse.
 
     Example:

@@ -20,12 +20,12 @@ class TriangularConvSylvester(GeneralizedSylvester):
 
     Args:
         channels: C of the input `(batch, C, h, w)`.
-        width: hidden units per channel of f: 1 in the paper; more, to match the parameters of f_AR.
-        kernel_size, coeff: of the convolution exponential; the kernel size also of R and R̃.
+        width: hidden units per channel of f: 1 in the paper; more to match the number of parameters of f_AR.
+        kernel_size, coeff: of the convolution exponential; R and R̃ have the same kernel size.
         reflections: Householder reflections of Q; one per channel if None.
         lipschitz: the largest norm of R and of R̃; None for no constraint, as in the paper.
         context_channels: channels of a context `(batch, channels, h, w)` or `(batch, channels)`; 0 for none.
-        use_basis: False leaves the basis change out.
+        use_basis: False omits the change of basis.
         tol, max_iterations: of the inverse.
 
     Example:

@@ -1,4 +1,4 @@
-"""Whitening: an affine map of vectors, started so that the first batch comes out uncorrelated."""
+"""Whitening: an affine map of vectors, initialised so that the first batch comes out uncorrelated."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from expmflow.transforms.base import Output, expanded
 from expmflow.transforms.data_start import DataStart, centred, sum_over_processes
 
 LEAST_VARIANCE = 1e-6  # relative to that of the largest feature
-NO_VARIANCE = 1e-24  # a mean variance below which nothing varies, and the scale is left alone
+NO_VARIANCE = 1e-24  # a mean variance below which the data counts as constant, and the scale keeps its value
 
 
 @final
 class Whiten(DataStart):
-    """z = L (x − shift), L lower triangular with a positive diagonal: ActNorm for features that go together.
+    """z = L (x − shift), L lower triangular with a positive diagonal: ActNorm for correlated features.
 
-    The first batch seen in training sets both, so that a flow starts at least as good as a Gaussian; with several
-    processes, from the moments of the whole batch. The covariance is shrunk towards the identity as much as so few rows
-    deserve (oracle approximating shrinkage, Chen et al., 2010). A layer that has seen no data is the identity. The
-    logdet costs d, either direction d² a row.
+    The first batch in training sets both, so a flow starts at least as good as a Gaussian; with several processes, from
+    the moments of the whole batch. The covariance is shrunk towards the identity, by an amount that follows from the
+    number of rows (oracle approximating shrinkage, Chen et al., 2010). A layer that has seen no data is the identity.
+    The logdet costs O(d), and either direction O(d²) a row.
 
     Args:
         features: d of vectors `(batch, d)`.
@@ -71,7 +71,7 @@ class Whiten(DataStart):
 
 
 def shrunk(covariance: Tensor, count: float) -> Tensor:
-    """(1 − ρ) S + ρ tr(S)/d · I, ρ that of Chen et al. (2010): positive definite whatever `count` rows S came from."""
+    """(1 − ρ) S + ρ tr(S)/d · I, ρ by Chen et al. (2010): positive definite for any `count` rows behind S."""
     d = len(covariance)
     mean = covariance.diagonal().mean()
     square, size = float(covariance.square().mean()), float(mean.square())

@@ -1,4 +1,4 @@
-"""Woodbury transformations: channels, and points, mixed by the identity plus a matrix of low rank."""
+"""Woodbury transformations: channels and points mixed by the identity plus a matrix of low rank."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from expmflow.numerics.regular import is_regular
 from expmflow.transforms.base import Output, Transform, expanded
 from expmflow.transforms.conv1x1 import mix
 
-INITIAL_NORM = 0.1  # of each factor, about
+INITIAL_NORM = 0.1  # approximate norm of each initial factor
 
 
 @final
 class Woodbury(Transform):
     """z = (I + U_c V_c) x (I + U_s V_s)ᵀ for images as `(C, h·w)` matrices (Lu and Huang, 2020).
 
-    The log-determinant is h·w·log |det(I + V_c U_c)| + C·log |det(I + V_s U_s)|, by Sylvester's identity, and the
-    inverse of each factor I − U (I + V U)⁻¹ V, by Woodbury's: determinants and inverses of matrices as large as the
-    rank. Both directions take 2·rank products per entry for the points; no matrix of (h·w)² entries is ever formed. The
-    image size is part of the layer, since every point has weights of its own.
+    The log-determinant is h·w·log |det(I + V_c U_c)| + C·log |det(I + V_s U_s)|, by Sylvester's identity. The inverse
+    of each factor is I − U (I + V U)⁻¹ V, by Woodbury's. So determinants and inverses are of matrices of the size of
+    the rank. Both directions take 2·rank products per entry for the points; no matrix of (h·w)² entries is ever formed.
+    The image size is part of the layer, since every point has weights of its own.
 
-    The comparison with the convolution exponential has a 1×1 in the place of the first factor: `Conv1x1(channels)`
+    The paper's comparison with the convolution exponential has a 1×1 instead of the first factor: `Conv1x1(channels)`
     followed by `Woodbury(channels, height, width, channel_rank=0, spatial_rank=24)`.
 
     Args:
@@ -88,7 +88,7 @@ class Woodbury(Transform):
 
 @final
 class LowRank(nn.Module):
-    """U `(size, rank)` and V `(rank, size)`, whose product is small to begin with."""
+    """U `(size, rank)` and V `(rank, size)`, initialised with a small product."""
 
     def __init__(self, size: int, rank: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def _solve_core(u: Tensor, v: Tensor) -> Tensor:
 
 
 def _mix_points(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """x (I + U V)ᵀ over the points of `(batch, channels, height, width)`, in whichever order they lie in memory."""
+    """x (I + U V)ᵀ over the points of `(batch, channels, height, width)`, for any memory layout."""
     if not transformed(x) and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         points = x.permute(0, 2, 3, 1).flatten(1, 2)
         z = points + u @ (v @ points)

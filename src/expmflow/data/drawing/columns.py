@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_PANELS = 12
-LONGEST_NAME = 28  # that fits above a panel
+LONGEST_NAME = 28  # the longest that fits above a panel
 
 
 def columns_figure(
@@ -28,8 +28,8 @@ def columns_figure(
 
     Args:
         data, samples: `(rows, columns)`.
-        names: of the columns; x1, x2, … if there are none.
-        density: values on a square grid, its rows going up, and the range of the grid.
+        names: the names of the columns; x1, x2, … if there are none.
+        density: values on a square grid, with rows going up, and the range of the grid.
     """
     names = names or [f"x{k + 1}" for k in range(samples.shape[1])]
     if samples.shape[1] == 2:
@@ -83,7 +83,7 @@ def _histograms(data: Tensor | None, samples: Tensor, names: Sequence[str]) -> F
 
 
 def bins(rows: Tensor) -> int:
-    """How many bars of a histogram so many rows can fill."""
+    """The number of bars in a histogram of `rows` rows."""
     return max(8, min(50, int(2 * math.sqrt(len(rows)))))
 
 

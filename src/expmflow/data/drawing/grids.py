@@ -15,10 +15,10 @@ from expmflow.data.form import pillow
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TILE = 64  # small images are enlarged to about so many pixels
+TILE = 64  # small images are enlarged to about this many pixels
 GAP = 2
 BACKGROUND = 255
-MOST_CLASSES = 20  # that have a column of their own
+MOST_CLASSES = 20  # the most classes with a column of their own
 
 
 def image_grid(images: Tensor, levels: int, *, columns: int | None = None) -> Image:
@@ -26,8 +26,8 @@ def image_grid(images: Tensor, levels: int, *, columns: int | None = None) -> Im
 
     Args:
         images: with one channel or three.
-        levels: how many grey levels there are.
-        columns: images in a line; about as many as there are lines, if not given.
+        levels: the number of grey levels.
+        columns: images in a line; if None, the grid is about square.
     """
     count, channels, height, width = images.shape
     expect(channels in (1, 3), "images of 1 or 3 channels for a picture", f"{channels} channels")
@@ -46,10 +46,10 @@ def image_grid(images: Tensor, levels: int, *, columns: int | None = None) -> Im
 
 
 def class_columns(classes: int | None, count: int) -> int | None:
-    """A column for each class of images whose classes come in turn, if that makes a grid."""
+    """A column for each class, for images whose classes alternate, if that makes a grid."""
     return classes if classes is not None and 1 < classes <= min(MOST_CLASSES, count) else None
 
 
 def save_grid(grid: Image, target: Path | IO[bytes]) -> None:
-    """As PNG, whatever the name of the file says."""
+    """Save as PNG, whatever the file's suffix."""
     grid.save(target, format="PNG")

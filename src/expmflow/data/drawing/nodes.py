@@ -1,4 +1,4 @@
-"""Graphs in the plane: the nodes of many of them, and a few on their own."""
+"""Graphs in the plane: the nodes of many graphs, and a few single graphs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SINGLE = 4  # graphs that are shown on their own, in a line
-MOST_NODES = 6000  # points in one scatter
+SINGLE = 4  # the number of graphs shown on their own, in a line
+MOST_NODES = 6000  # points in one scatter plot
 
 
 Drawn = tuple[Tensor, list[tuple[int, int]]]
-"""The features of a graph's nodes, `(N, F)`, and which of them are linked."""
+"""The features of a graph's nodes, `(N, F)`, and its pairs of linked nodes."""
 
 
 def complete(row: Tensor) -> Drawn:
-    """A row that is features alone: all nodes are linked, as they are for the model."""
+    """For a row of features alone: all nodes are linked, as they are for the model."""
     return row, list(itertools.combinations(range(len(row)), 2))
 
 
 def graphs_figure(data: Tensor | None, samples: Tensor, drawn: Callable[[Tensor], Drawn] = complete) -> Figure:
-    """Samples, beside the data if given: all nodes in one panel, by their first two features, then graph after graph.
+    """Samples, beside the data if given: all nodes in one panel, by their first two features, then single graphs.
 
-    Nodes of a graph are numbered in their order in the row; `drawn` says what is in a row.
+    The nodes of a graph are numbered in the order of the row; `drawn` extracts a graph from a row.
     """
     lines = [([drawn(row) for row in samples], "samples", COLOURS[0])]
     if data is not None:

@@ -1,4 +1,4 @@
-"""The look of every figure."""
+"""The style of every figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Extent = tuple[float, float, float, float]
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure outside any window system."""
+    """A figure that needs no window system."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -29,12 +29,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, target: Path | IO[bytes]) -> None:
-    """As PNG, whatever the name of the file says."""
+    """Save as PNG, whatever the file's suffix."""
     figure.savefig(target, format="png")
 
 
 def frame(axis: Axes, title: str, extent: Extent) -> None:
-    """The part of the plane that a panel shows."""
+    """Set the part of the plane that a panel shows."""
     axis.set_xlim(extent[0], extent[1])
     axis.set_ylim(extent[2], extent[3])
     axis.set_aspect("auto" if stretched(extent) else "equal")
@@ -42,7 +42,7 @@ def frame(axis: Axes, title: str, extent: Extent) -> None:
 
 
 def decorate(axis: Axes, title: str, xlabel: str, *, grid: bool = True) -> None:
-    """The look of every panel."""
+    """Apply the style of every panel."""
     axis.set_title(title, fontsize=10, color=INK, loc="left")
     axis.set_xlabel(xlabel, fontsize=9, color=INK)
     axis.tick_params(labelsize=8, colors=INK)
@@ -56,7 +56,7 @@ def decorate(axis: Axes, title: str, xlabel: str, *, grid: bool = True) -> None:
 
 
 def extent_of(points: Tensor) -> Extent:
-    """The range of points in the plane, and a margin around it."""
+    """The range of points in the plane, with a margin."""
     least, largest = points.double().amin(0), points.double().amax(0)
     margin = 0.08 * (largest - least).clamp_min(1e-6)
     (x0, y0), (x1, y1) = (least - margin).tolist(), (largest + margin).tolist()
@@ -64,7 +64,7 @@ def extent_of(points: Tensor) -> Extent:
 
 
 def stretched(extent: Extent) -> bool:
-    """Whether the axes have units of their own, so that equal scales would leave a thin strip."""
+    """Whether to scale the axes separately, because equal scales would give a thin strip."""
     ratio = (extent[3] - extent[2]) / (extent[1] - extent[0])
     return not 0.3 < ratio < 3
 

@@ -16,7 +16,7 @@ KINDS: dict[str, Kind] = {}
 
 
 def register(kind: Kind) -> None:
-    """Make a kind known; its name and those of its sources must be new."""
+    """Register a kind; its name and those of its sources must be new."""
     clash = ({kind.name} & KINDS.keys()) | (kind.sources.keys() & sources().keys())
     if clash:
         raise ValueError(f"Expected a kind of data whose names are new; got {', '.join(sorted(clash))} again.")

@@ -1,4 +1,4 @@
-"""What has to be known of a kind of data, and is asked by training, reports and the command line."""
+"""The interface of a kind of data, which training, reports and the command line use."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from expmflow.data.dataset import Dataset
 from expmflow.data.download import Progress
 
 Generators = Callable[[str], torch.Generator]
-"""A generator of its own for each label."""
+"""Returns a separate generator for each label."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of likelihood: its name, what it is called in results, and how many of it are one nat of a whole row."""
+    """A unit of likelihood: its name, its key in results, and how many units one nat of a whole row is."""
 
     name: str
     key: str
@@ -34,7 +34,7 @@ class Unit:
 
     @property
     def short(self) -> str:
-        """The name for where there is little room."""
+        """A short form of the name."""
         return self.key.replace("_", " ")
 
 
@@ -42,17 +42,17 @@ NATS = Unit("nats", "nll", 1.0)
 
 
 def bits_per_dimension(event_shape: Sequence[int]) -> Unit:
-    """The nats of a row over its entries and log 2."""
+    """The nats of a row, divided by its number of entries and log 2."""
     return Unit("bits per dimension", "bpd", 1 / (torch.Size(event_shape).numel() * math.log(2)))
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from: a name in configs, what is called to get them, and the settings that it takes.
+    """A source of rows: a name in configs, a function that loads them, and its settings.
 
     Args:
         load: called with the settings, and with `generator`, a function from labels to generators, and `progress`.
-        settings: names in the section `data` of a config, and of arguments of `load`.
+        settings: names in the section `data` of a config, which are also arguments of `load`.
         origin: for people: `"drawn"`, or what is read.
     """
 
@@ -65,7 +65,7 @@ class Source:
 class Augmentation:
     """A random change of training rows: `apply(rows, uniform, value, train)`.
 
-    `uniform` are `(batch, *shape)` numbers in [0, 1), `value` is the setting, `train` are all the training rows.
+    `uniform` are `(batch, *shape)` numbers in [0, 1), `value` is the setting, and `train` is all training rows.
     """
 
     shape: tuple[int, ...]
@@ -74,13 +74,13 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Layout:
-    """What one row of a run is: all that is needed to read others like it, and to write and draw them.
+    """The layout of a run's rows: all that is needed to read, write and draw others like them.
 
     Args:
         event_shape: the shape of a row.
-        names: of its entries, if they have any.
-        class_names: of the classes, if there are any.
-        levels: of integer rows, how many integers there are.
+        names: the names of its entries, if they have any.
+        class_names: the names of the classes, if there are any.
+        levels: for integer rows, the number of levels.
         settings: the section `data` that the run's rows were read with.
     """
 
@@ -93,7 +93,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows out of files: for each the file, or its name in it, and its number there, from 1."""
+    """Rows from files: for each row its file, or its name in it, and its number there, from 1."""
 
     rows: Tensor
     names: list[str]
@@ -104,14 +104,14 @@ class Rows:
 
     @classmethod
     def of_files(cls, files: Sequence[Path], parts: Sequence[Tensor]) -> Rows:
-        """The rows of one file after the other."""
+        """The rows of all files, in order."""
         names = [str(file) for file, part in zip(files, parts, strict=True) for _ in range(len(part))]
         return cls(torch.cat(list(parts)), names, [k for part in parts for k in range(1, len(part) + 1)])
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """Where a density of rows with two entries is drawn: `(n, 2)` points of a square grid, its rows going up."""
+    """Where to draw a density of two variables: `(n, 2)` points of a square grid, with rows going up."""
 
     points: Tensor
     extent: tuple[float, float, float, float]
@@ -129,7 +129,7 @@ class Picture:
     caption: str = ""
 
     def embedded(self) -> str:
-        """As a `data:` address."""
+        """The picture as a `data:` address."""
         buffer = io.BytesIO()
         self.write(buffer)
         return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
@@ -137,7 +137,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Description:
-    """A data set as a table for people, and what else is to be said of it."""
+    """A data set as a table for people, with further remarks."""
 
     title: str
     rows: Sequence[tuple[str, ...]]
@@ -148,45 +148,46 @@ class Description:
 class Kind(ABC):
     """A kind of data: images, vectors, graphs.
 
-    One object of a subclass, registered in `expmflow.data.kinds`, is all that the package knows of the kind: there is
-    no other place that decides by it. A kind is a property of the data; which models fit it, it says itself.
+    One object of a subclass, registered in `expmflow.data.kinds`, holds all that the package knows of the kind; no
+    other place branches on it. A kind is a property of the data, and lists the models that fit it.
     """
 
     name: ClassVar[str]
     """In messages and in a run's files, in the plural."""
 
     models: ClassVar[tuple[str, ...]]
-    """The kinds of model (`model.kind` in a config) that are for such data."""
+    """The kinds of model (`model.kind` in a config) for such data."""
 
     sources: Mapping[str, Source]
-    """What `data.name` may be, to have such data."""
+    """The values of `data.name` for such data."""
 
     files: ClassVar[str]
-    """The files that rows are read from, for people."""
+    """A description of the files that rows are read from."""
 
     formats: ClassVar[tuple[str, ...]]
     """The suffixes of files that samples can be written to."""
 
     default_file: ClassVar[Path | None] = None
-    """Where samples go if nothing is said; printed as text if None."""
+    """The default file of samples; if None, they are printed as text."""
 
     takes_fit: ClassVar[bool] = False
-    """Whether rows of another form can be brought to that of the model (`score --fit`)."""
+    """Whether rows of another form can be brought to the model's form (`score --fit`)."""
 
     augmentations: Mapping[str, Augmentation] = {}
-    """Random changes of training rows, by the setting that asks for them."""
+    """Random changes of training rows, by the name of their setting."""
 
     shown_samples: ClassVar[int] = 1000
-    """How many samples a picture shows."""
+    """The number of samples that a picture shows."""
 
     report_rows: ClassVar[int] = 1000
-    """How many rows a report shows beside as many samples."""
+    """The number of rows, and of samples, that a report shows."""
 
     measured_rows: ClassVar[int] = 10_000
-    """Of how many rows of each part a run keeps the likelihood, and a report measures it: a minute's work at most."""
+    """The number of rows of each split whose likelihoods a run stores and a report measures: at most a minute's
+    work."""
 
     report_checked: ClassVar[int] = 512
-    """How many rows go to the noise and back for a report."""
+    """The number of rows whose round trip a report measures."""
 
     extremes: ClassVar[int] = 0
     """How many of the most and of the least likely test rows a report shows."""
@@ -197,26 +198,26 @@ class Kind(ABC):
 
     @abstractmethod
     def unit(self, event_shape: tuple[int, ...]) -> Unit:
-        """What the literature compares likelihoods of such rows in."""
+        """The unit in which the literature reports likelihoods of such rows."""
 
     def units(self, event_shape: tuple[int, ...]) -> tuple[Unit, ...]:
-        """All that results are given in: nats first, and last the one to show beside them."""
+        """All units of results: nats first, and last the one to show beside them."""
         return NATS, bits_per_dimension(event_shape)
 
     def entropy(self, source: str) -> float | None:
-        """Of the rows of a source, in `unit`, if it is known: no model can have a smaller nll."""
+        """The entropy of a source's rows, in `unit`, if it is known: no model can have a smaller nll."""
         return None
 
     def baselines(self, train: Tensor, rows: Tensor) -> dict[str, float]:
-        """The mean nll of `rows` under simple densities that know the training rows, by what to call them."""
+        """The mean nll of `rows` under simple densities fitted to the training rows, by name."""
         return {}
 
     @abstractmethod
     def read(self, files: Sequence[Path], layout: Layout, *, fit: bool, progress: Progress | None) -> Rows:
-        """Rows like those of a run, out of files; `DataError` for others."""
+        """Rows like those of a run, from files; `DataError` for others."""
 
     def own_source(self, path: Path) -> str | None:
-        """The source that reads this file or folder of the user's, if it looks like one of this kind."""
+        """The source that reads this file or folder of the user's, if it looks like this kind."""
         return None
 
     @abstractmethod
@@ -224,7 +225,7 @@ class Kind(ABC):
         """A data set, for people; `load` reads it."""
 
     def text(self, rows: Tensor, layout: Layout) -> str | None:
-        """Rows as text, if they can be: CSV, with a line of names and every digit."""
+        """Rows as text, if the kind has this form: CSV, with a header and every digit."""
         return None
 
     def array(self, rows: Tensor) -> Tensor:
@@ -232,7 +233,7 @@ class Kind(ABC):
         return rows
 
     def scored(self, rows: Rows, log_prob: Tensor, layout: Layout) -> dict[str, list[Any]]:
-        """The first columns of a list of scores: which row it is, and its likelihood."""
+        """The first columns of a list of scores: the row's name, and its likelihood."""
         which = {"file": rows.names} if len(set(rows.names)) > 1 else {}
         return {**which, "row": rows.numbers, "log_likelihood": log_prob.tolist()}
 
@@ -240,7 +241,7 @@ class Kind(ABC):
     def draw(
         self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
     ) -> Picture:
-        """Samples as one picture, beside the data where that makes sense; `columns` rows in a line, of a grid."""
+        """Samples as one picture, with the data beside them where that helps; `columns` rows in a line of a grid."""
 
     def compare(
         self,
@@ -251,15 +252,15 @@ class Kind(ABC):
         columns: int | None = None,
         density: Tensor | None = None,
     ) -> list[Picture]:
-        """What a report shows of the data and of samples; `density` has the values of p on the `landscape`."""
+        """A report's picture of data and samples; `density` has the values of p on the `landscape`."""
         return [self.draw(samples, layout, data=data, columns=columns)]
 
     def reconstructions(
         self, rows: Tensor, expected: Tensor, path: Tensor, layout: Layout, *, part: str = "test"
     ) -> list[Picture]:
-        """What latents make of rows: each beside what is `expected` of it, and a path from the first to the second.
+        """A picture of latents: each row beside what is `expected` of it, and a path from the first to the second.
 
-        `part` is what to call the part of the data that the rows are of.
+        `part` is the name of the data split that the rows are from.
         """
         return []
 
@@ -268,16 +269,16 @@ class Kind(ABC):
         return {"rows": self.array(rows).numpy()}
 
     def names_fit(self, names: Sequence[str], event_shape: Sequence[int]) -> bool:
-        """Whether these may be the names of the entries of a row."""
+        """Whether these can be the names of a row's entries."""
         return tuple(event_shape) == (len(names),)
 
     def landscape(self, rows: Tensor) -> Landscape | None:
-        """Where to look at the density of such rows, if they can be drawn in the plane."""
+        """Where to evaluate the density of such rows, if they can be drawn in the plane."""
         return None
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with a line of names."""
+    """A table with a header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -286,5 +287,5 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def expect_axes(event_shape: tuple[int, ...], count: int, what: str) -> None:
-    """Raise `ValueError` unless an event has so many axes."""
+    """Raise `ValueError` unless an event has `count` axes."""
     expect(len(event_shape) == count, what, f"events of shape {event_shape}")

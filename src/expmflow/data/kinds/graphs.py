@@ -30,7 +30,7 @@ from expmflow.data.kinds.base import (
     expect_axes,
 )
 
-DRAWN_GRAPHS = 10_000  # for validation, and to measure scores against; training draws new ones at every step
+DRAWN_GRAPHS = 10_000  # for validation, and to calibrate scores; training draws new ones at every step
 
 
 @final
@@ -73,7 +73,7 @@ class Graphs(Kind):
         return Description(f"{title}: drawn anew at every training step", list(lines))
 
     def text(self, rows: Tensor, layout: Layout) -> str:
-        """A line for each node: the numbers of its graph and of itself, and its features."""
+        """A line for each node: the numbers of its graph and of the node, and its features."""
         header = ["graph", "node", *(layout.names or (f"x{k + 1}" for k in range(rows.shape[2])))]
         nodes = ([g, k, *node] for g, graph in enumerate(rows.tolist(), 1) for k, node in enumerate(graph, 1))
         return csv_text(header, nodes)

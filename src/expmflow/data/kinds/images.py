@@ -115,7 +115,7 @@ class Images(Kind):
     def draw(
         self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
     ) -> Picture:
-        """A grid, pixel for pixel, and without the data."""
+        """A grid, pixel for pixel, without the data."""
         levels = layout.levels or 256
         return Picture(lambda target: save_grid(image_grid(samples, levels, columns=columns), target))
 
@@ -153,7 +153,7 @@ class Images(Kind):
 
 
 def _bytes(images: Tensor, layout: Layout) -> Tensor:
-    """Images of any scale from 0 to 255, also between grey levels."""
+    """Images of any scale, mapped to 0 … 255; values between grey levels are allowed."""
     return (images.double() * (255 / ((layout.levels or 256) - 1))).round().clamp(0, 255).to(torch.uint8)
 
 
@@ -172,14 +172,14 @@ def _classes(data: Dataset) -> tuple[str, str]:
 
 
 def flipped(images: Tensor, uniform: Tensor, asked: bool, train: Tensor) -> Tensor:
-    """Half of the images turned left to right, those whose number in [0, 1) is below ½."""
+    """Mirror half of the images left to right: those whose number in [0, 1) is below ½."""
     return torch.where((uniform < 0.5)[:, None, None, None], images.flip(3), images)
 
 
 def shifted(images: Tensor, uniform: Tensor, most: int, train: Tensor) -> Tensor:
-    """Images moved by −`most` to `most` pixels along both axes, as `(batch, 2)` numbers in [0, 1) say.
+    """Shift images by −`most` to `most` pixels along both axes, following `(batch, 2)` numbers in [0, 1).
 
-    What comes in at the edges are copies of them.
+    New pixels at the edges are copies of the edge.
     """
     _, _, height, width = images.shape
     moved = (uniform * (2 * most + 1)).long() - most

@@ -101,7 +101,7 @@ class Networks(Kind):
         return Description(f"{title}: {len(rows)} graphs", lines)
 
     def text(self, rows: Tensor, layout: Layout) -> str:
-        """A line for each node: the numbers of its graph and of itself, and its features."""
+        """A line for each node: the numbers of its graph and of the node, and its features."""
         features = rows.shape[2] - rows.shape[1] - 1
         header = ["graph", "node", *(layout.names or (f"x{k + 1}" for k in range(features)))]
         nodes = (
@@ -113,7 +113,7 @@ class Networks(Kind):
         return csv_text(header, nodes)
 
     def arrays(self, rows: Tensor) -> dict[str, np.ndarray[Any, Any]]:
-        """As `read_graphs` reads them, an edge in both directions."""
+        """In the form that `read_graphs` reads, with each edge in both directions."""
         features, mask = rows.shape[2] - rows.shape[1] - 1, rows[..., -1] > 0.5
         sizes = mask.sum(1)
         graph, node, other = rows[..., features:-1].nonzero().T
@@ -124,7 +124,7 @@ class Networks(Kind):
     def draw(
         self, samples: Tensor, layout: Layout, *, data: Tensor | None = None, columns: int | None = None
     ) -> Picture:
-        """The first two features of nodes, of all of them, and of a few graphs with their edges."""
+        """The first two features of all nodes, and a few graphs with their edges."""
         return Picture(lambda target: save_figure(graphs_figure(data, samples, _drawn), target))
 
 
@@ -144,6 +144,6 @@ def _real_nodes(rows: Tensor) -> Tensor:
 
 
 def _drawn(row: Tensor) -> Drawn:
-    """The features of the nodes that are real, and the edges between them."""
+    """The features of the real nodes, and the edges between them."""
     features, mask = row.shape[1] - row.shape[0] - 1, row[:, -1] > 0.5
     return row[mask, :features], [(a, b) for a, b in row[:, features:-1].nonzero().tolist() if a < b]

@@ -152,7 +152,7 @@ def _table(
     generator: Generators,
     progress: Progress | None,
 ) -> Dataset:
-    """The rows are shuffled, so that the split does not follow the file's order."""
+    """The rows of a table, shuffled, so that the split does not follow the file's order."""
     if path is None:
         raise DataError("Expected data.path, where the table data is; got none.")
     table = load_table(path, columns=columns or (), drop=drop or (), separator=separator)
@@ -163,16 +163,16 @@ def _table(
 
 
 def jittered(rows: Tensor, uniform: Tensor, share: float, train: Tensor) -> Tensor:
-    """Rows moved by `share` times the difference of two training rows, over √2: noise with the covariance of the data.
+    """Rows plus `share` times the difference of two training rows, over √2: noise with the covariance of the data.
 
-    A density of few rows that is trained so does not heap up on each of them.
+    It keeps a density of few rows from concentrating on each of them.
     """
     first, second = (uniform * len(train)).long().clamp_max(len(train) - 1).unbind(1)
     return rows + share / 2**0.5 * (train[first] - train[second])
 
 
 def _moments(values: Tensor) -> tuple[float, ...]:
-    """The least, the mean, the standard deviation and the largest; nothing of none."""
+    """Minimum, mean, standard deviation and maximum; empty for no values."""
     if not len(values):
         return ()
     spread = values.std() if len(values) > 1 else values.new_zeros(())
@@ -180,7 +180,7 @@ def _moments(values: Tensor) -> tuple[float, ...]:
 
 
 def _like(file: Path, layout: Layout) -> Tensor:
-    """Rows of a file with the columns of a run; where the run left some out, a file may have them."""
+    """Rows of a file with the columns of a run; the file may also have columns that the run left out."""
     settings, chosen = layout.settings, bool(layout.settings.get("columns") or layout.settings.get("drop"))
     separator = settings.get("separator")
     if chosen:
@@ -194,8 +194,8 @@ def _like(file: Path, layout: Layout) -> Tensor:
 
 
 def array_axes(path: Path) -> int:
-    """How many axes the array in a `.npy` file has; 0 if there is none to be read."""
+    """The number of axes of the array in a `.npy` file; 0 if there is none."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False).ndim if path.is_file() else 0  # no pipe
+        return np.load(path, mmap_mode="r", allow_pickle=False).ndim if path.is_file() else 0  # not a pipe
     except (OSError, ValueError, EOFError):
         return 0

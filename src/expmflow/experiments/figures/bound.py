@@ -1,4 +1,4 @@
-"""How fast the terms of the series vanish: the bound ‖M‖ⁱ/i!, and what the terms really are."""
+"""How fast the terms of the series decay: the bound ‖M‖ⁱ/i!, and the actual terms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 16
 
 @dataclass(frozen=True)
 class Terms:
-    """Of the terms 0, 1, … of the series, relative to the input: the bound, the worst input, and a picture."""
+    """Norms of the terms 0, 1, … of the series, relative to the input: the bound, the worst input, and a picture."""
 
     bound: list[float]
     worst: list[float]
@@ -53,7 +53,7 @@ def measured_terms(norm: float, count: int = TERMS) -> Terms:
 
 
 def bound_figure() -> Figure:
-    """One colour for each norm: the bound as a line, the largest possible term and a picture's term as marks."""
+    """One colour for each norm: the bound as a line, the largest possible term and a picture's term as markers."""
     figure = new_figure(8.4, 4.8)
     axis = figure.subplots()
     steps = range(TERMS + 1)
@@ -74,7 +74,7 @@ def bound_figure() -> Figure:
 
 
 def _legend(axis: Axes) -> None:
-    """What colours mean, and what marks mean."""
+    """A legend of the colours and the markers."""
     style: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelcolor": INK}
     hollow: dict[str, Any] = {"marker": "o", "linestyle": "", "markerfacecolor": "white", "markersize": 4.5}
     marks = [

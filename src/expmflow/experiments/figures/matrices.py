@@ -1,4 +1,4 @@
-"""A convolution as one matrix, and the exponential of it, for each kind of padding."""
+"""A convolution as one matrix, and its exponential, for each kind of padding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def equivalent_matrices(padding: str) -> tuple[Tensor, Tensor]:
 
 
 def matrices_figure() -> Figure:
-    """M above and exp(M) below, with the determinant that the trace gives; the kernel to their left."""
+    """M above and exp(M) below, with the determinant computed from the trace; the kernel to their left."""
     figure = new_figure(10.8, 6.6)
     axes = figure.subplots(2, 4, gridspec_kw={"width_ratios": [0.55, 1, 1, 1]})
     found = {padding: equivalent_matrices(padding) for padding in PADDINGS}
@@ -57,7 +57,7 @@ def _kernel(axis: Axes, limit: float) -> None:
 
 
 def _show(axis: Axes, matrix: Tensor, limit: float, title: str) -> None:
-    """White is zero; lines where a row of the image ends."""
+    """Draw a matrix: white is zero; lines mark where a row of the image ends."""
     axis.imshow(matrix.numpy(), cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
     for k in range(1, SIZE):
         for line in (axis.axhline, axis.axvline):

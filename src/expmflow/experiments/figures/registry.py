@@ -21,12 +21,12 @@ FORMATS = ("png", "svg")
 
 @dataclass(frozen=True)
 class Sources:
-    """Where trained models come from.
+    """The sources of trained models.
 
     Args:
         results: the folder with the tables, and the weights beside them.
-        run: of images, to be sampled from; the best convolutional Sylvester flow in `results` if None, or the model
-            `digits`, which comes with the package, if there is none.
+        run: a run of images to sample from; if None, the best convolutional Sylvester flow in `results`, or, if there
+            is none, the model `digits`, which ships with the package.
     """
 
     results: Path = Path("results")
@@ -35,7 +35,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure: what it shows, how it is drawn, and what raises `ValueError` if what it needs is not there."""
+    """A figure: its content, how it is drawn, and a check that raises `ValueError` if something it needs is missing."""
 
     about: str
     draw: Callable[[Sources], Figure]

@@ -1,4 +1,4 @@
-"""What trained flows make of noise."""
+"""Samples of trained flows."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TABLES = ("residual", "ablation")  # of the paper's, those with a convolutional Sylvester flow in them
+TABLES = ("residual", "ablation")  # the paper's tables with a convolutional Sylvester flow
 FALLBACK = "digits"
 SYLVESTER = "convolutional Sylvester flow"
 IMAGES = 48, 12  # and how many in a line
 MIXTURES = {"mog-4": "MoG-4", "mog-ring": "MoG-Ring", "mog-9": "MoG-9", "mog-16": "MoG-16"}
 FLOWS = {"coupling": "coupling", "gnf": "graph normalizing flow", "gnf-exp": "with the graph exponential"}
 DATA = {"cifar10": "CIFAR-10"}
-GRAPHS, MOST_WITH_EDGES = 500, 4  # shown; nodes of a graph whose edges can still be told apart
+GRAPHS, MOST_WITH_EDGES = 500, 4  # shown; the largest graph whose edges can still be told apart
 
 
 class MissingWeightsError(ValueError):
-    """A figure is of trained models, and their weights are not there."""
+    """A figure needs trained models whose weights are missing."""
 
 
 def samples_source(results: Path, run: str | Path | None) -> Trained:
-    """The run to sample from: the one that is named, the best Sylvester flow whose weights lie in `results`, `digits`.
+    """The run to sample from: the named one, the best Sylvester flow with weights in `results`, or `digits`.
 
-    Raises `ValueError` if the one that is named is no model of images.
+    Raises `ValueError` if the named run is not a model of images.
     """
     trained = open_run(_best(results) if run is None else run)
     shape = tuple(trained.event_shape)
@@ -58,7 +58,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def samples_figure(trained: Trained) -> Figure:
-    """Images, drawn at the same seed each time, in a grid."""
+    """A grid of images, always drawn with the same seed."""
     count, columns = IMAGES
     grid = image_grid(trained.sample(count), trained.levels or 256, columns=columns)
     figure = new_figure(10, 10 * grid.height / grid.width + 0.35)
@@ -76,7 +76,7 @@ def _kind(trained: Trained) -> str:
 
 
 def check_graphs(results: Path) -> None:
-    """Raise `MissingWeightsError` unless the weights of all graph flows are there."""
+    """Raise `MissingWeightsError` unless the weights of all graph flows exist."""
     missing = [path for path in _graph_runs(results).values() if not (path / "config.json").is_file()]
     if missing:
         wanted = f"the weights of the graph flows in {results / 'graph'} (--results names another folder than results)"
@@ -88,7 +88,7 @@ def _graph_runs(results: Path) -> dict[tuple[str, str], Path]:
 
 
 def graphs_figure(results: Path) -> Figure:
-    """A line for each mixture: its graphs, and those of each flow; all nodes, and those of one graph marked."""
+    """A line for each mixture: its graphs, and those of each flow; all nodes, with those of one graph marked."""
     check_graphs(results)
     runs = _graph_runs(results)
     figure = new_figure(10.4, 10.8)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZE = 120
-CORNER, SIDE = (20, 130), 380  # of the part of the photograph that is shown: a flower
+CORNER, SIDE = (20, 130), 380  # the part of the photograph that is shown: a flower
 
 
 def photograph(size: int = SIZE) -> Tensor:
-    """A grey flower, `(1, 1, size, size)` with values in [0, 1]: one of the photographs that scikit-learn carries."""
+    """A grey flower, `(1, 1, size, size)` with values in [0, 1], from a photograph that ships with scikit-learn."""
     expect_count(size, "size")
     try:
         from sklearn.datasets import load_sample_image
@@ -32,5 +32,5 @@ def photograph(size: int = SIZE) -> Tensor:
 
 
 def terms_figure() -> Figure:
-    """Forward above, back below."""
+    """Forward above, inverse below."""
     return feature_maps.terms_figure(feature_maps.run(photograph()))
