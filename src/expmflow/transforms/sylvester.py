@@ -18,7 +18,8 @@ from expmflow.numerics import ConvergenceError
 from expmflow.numerics.solve import triangular_fixed_point, with_implicit_gradient
 from expmflow.transforms.base import Chain, Output, Transform, layer_name
 from expmflow.transforms.conv1x1 import Householder
-from expmflow.transforms.exponential import ConvExp, GraphConvExp
+from expmflow.transforms.exponential import ConvExp
+from expmflow.transforms.graph_exponential import GraphConvExp
 from expmflow.transforms.inner import check_inner, context_cutter
 
 
