@@ -28,6 +28,7 @@ from expmflow.operators import ConvOperator, DenseOperator, LinearOperator
 from expmflow.operators.padding import PADDINGS, Padding
 from expmflow.transforms.base import Output, Transform, expanded
 from expmflow.transforms.frozen import Frozen
+from expmflow.transforms.shapes import expect_vectors
 
 INITIAL_NORM = 1e-2  # near the identity, but far enough from it to learn at once
 MARGIN = 1.02  # how far a tracked norm may lag behind the weights in training
@@ -170,7 +171,7 @@ class LinearExp(Exponential):
         return DenseOperator(self.weight, validate=False)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
+        expect_vectors(event_shape, self.features)
 
 
 @final

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect_count
 from expmflow.nn.graph import check_graph, complete_graph, split_graph
 from expmflow.numerics import SeriesPlan
 from expmflow.numerics.series import Gradient
@@ -15,6 +15,7 @@ from expmflow.operators import DenseOperator, GraphConvOperator, LinearOperator
 from expmflow.operators.adjacency import check_adjacency
 from expmflow.transforms.base import Output
 from expmflow.transforms.exponential import INITIAL_NORM, Exponential
+from expmflow.transforms.shapes import expect_nodes
 
 SMALL = 64  # entries of node features in a graph, up to which its exponential is computed as a matrix
 
@@ -91,8 +92,7 @@ class GraphConvExp(Exponential):
         return self.terms
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        fits = len(event_shape) == 2 and event_shape[1] == self.features
-        expect(fits, f"node features of shape (batch, N, {self.features})", f"events {event_shape}")
+        expect_nodes(event_shape, self.features)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         adjacency, mask = split_graph(context)
