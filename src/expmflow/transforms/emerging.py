@@ -15,7 +15,8 @@ from expmflow._validation import expect, expect_count, expect_type
 from expmflow.nn.masked import Mask
 from expmflow.numerics import ConvergenceError, Solution
 from expmflow.numerics.regular import condition
-from expmflow.numerics.wavefront import CornerSystem, TiledCorners, solve_corners, solve_tiled, tile_corners
+from expmflow.numerics.tiles import CornerSystem, TiledCorners, solve_tiled, tile_corners
+from expmflow.numerics.wavefront import solve_corners
 from expmflow.transforms.base import Output, Transform, layer_name, real_points
 from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1, mix
 from expmflow.transforms.frozen import Snapshot
