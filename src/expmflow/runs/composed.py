@@ -157,15 +157,15 @@ def _restored(
 
 def _irreproducible_buffers(model: nn.Module, twin: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Buffers outside the state that a constructor does not reproduce, for example from another precision."""
-    found = {name: value.cpu() for name, value in twin.named_buffers()}
+    rebuilt = {name: value.cpu() for name, value in twin.named_buffers()}
     others = {name: value.detach().cpu() for name, value in model.named_buffers() if name not in state}
-    return {name: value for name, value in others.items() if name not in found or not _equal(value, found[name])}
+    return {name: value for name, value in others.items() if name not in rebuilt or not _equal(value, rebuilt[name])}
 
 
 def _plain(module: nn.Module) -> dict[str, Plain]:
     """Public attributes that are numbers or strings, without the mode and the state."""
-    found = {name: value for name, value in vars(module).items() if type(value) in (bool, int, float, str, type(None))}
-    return {name: value for name, value in found.items() if not name.startswith("_") and name != "training"}
+    plain = {name: value for name, value in vars(module).items() if type(value) in (bool, int, float, str, type(None))}
+    return {name: value for name, value in plain.items() if not name.startswith("_") and name != "training"}
 
 
 def _settings(model: nn.Module, twin: nn.Module) -> dict[str, dict[str, Plain]]:

@@ -159,8 +159,8 @@ class RunFolder:
     def trim_metrics(self, step: int) -> None:
         """Remove records after `step`, and incomplete lines."""
         if self.metrics.exists():
-            kept = [record for record in self.read_metrics() if record["step"] <= step]
-            write_text(self.metrics, "".join(map(_as_line, kept)))
+            records = [record for record in self.read_metrics() if record["step"] <= step]
+            write_text(self.metrics, "".join(map(_as_line, records)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines: objects of numbers, with a step."""
