@@ -124,10 +124,10 @@ def evaluate(trained: Trained, seconds: float, samples: int = IMPORTANCE_SAMPLES
     """Evaluate on the test digits."""
     rows = trained.data().test
     with progress("testing", len(rows)) as advance:
-        found = importance_estimates(
+        estimates = importance_estimates(
             trained, rows, samples, kept_in=results_file(trained, "test", samples), advance=advance
         )
-    elbo, nll = (bits_per_dim(value, trained.event_shape) for value in (found.elbo, found.log_prob))
+    elbo, nll = (bits_per_dim(value, trained.event_shape) for value in (estimates.elbo, estimates.log_prob))
     return Outcome(count_parameters(trained.model), elbo, nll, round_trip(trained), seconds)
 
 

@@ -37,7 +37,7 @@ def test_vectors():
     torch.testing.assert_close(theirs.log_prob(x), ours.log_prob(x))
     torch.testing.assert_close(theirs.transform_to_noise(x), ours.encode(x))
     sample, log_prob = theirs.sample_and_log_prob(6)
-    torch.testing.assert_close(ours.log_prob(sample), log_prob, rtol=0, atol=1e-3)
+    torch.testing.assert_close(ours.log_prob(sample), log_prob, rtol=0, atol=1e-4)
 
 
 def test_images():
@@ -73,7 +73,7 @@ def test_flows_on_vectors(name):
     if context is not None:  # for each of its rows two samples
         assert sample.shape == (BATCH, 2, *case.event)
         sample, log_prob = sample[:, 1], log_prob[:, 1]
-    torch.testing.assert_close(ours.log_prob(sample, context), log_prob, rtol=0, atol=1e-3)
+    torch.testing.assert_close(ours.log_prob(sample, context), log_prob, rtol=0, atol=1e-4)
 
 
 def test_beside_nflows_own_layers():

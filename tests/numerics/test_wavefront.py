@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from expmflow.numerics import wavefront
-from expmflow.numerics.wavefront import CornerSystem, corner_solve, solve_corners, solve_tiled, tile_corners
+from expmflow.numerics import tiles
+from expmflow.numerics.tiles import CornerSystem, solve_tiled, tile_corners
+from expmflow.numerics.wavefront import corner_solve, solve_corners
 from transform_registry import draw
 
 F64 = torch.float64
@@ -99,7 +100,7 @@ def test_torch_func():
 def test_tiles_of_any_size_give_the_same(event, corner, side, monkeypatch):
     """Two systems in opposite directions, with a centre and a bias: also what one leaves at the border of the other."""
     systems, v = two_systems(event, corner)
-    monkeypatch.setattr(wavefront, "KEPT_TILE", event[0] * side**2)
+    monkeypatch.setattr(tiles, "KEPT_TILE", event[0] * side**2)
     tiled = tile_corners(systems, origin(systems, event))
     assert tiled.kernel.shape[2:] == (side, side)
     torch.testing.assert_close(image_of(systems, solve_tiled(tiled, v)), v, rtol=0, atol=1e-11)
@@ -146,9 +147,9 @@ def test_tiles_lose_no_more_digits_than_points(event, monkeypatch):
         found = solve_tiled(tile_corners(single, origin(single, event)), v.float())
         return float((found - exact).norm() / exact.norm())
 
-    tiles = error()
-    monkeypatch.setattr(wavefront, "KEPT_TILE", 1)
-    assert tiles < 2 * error()
+    by_tiles = error()
+    monkeypatch.setattr(tiles, "KEPT_TILE", 1)
+    assert by_tiles < 2 * error()
 
 
 def test_narrow_images_take_the_memory_of_narrow_images(monkeypatch):

@@ -10,8 +10,8 @@ from expmflow._validation import expect
 def device_named(name: str | None) -> str:
     """The named device, if it exists here; without a name, the accelerator if there is one, else the CPU."""
     if name is None:
-        found = _accelerator() if torch.accelerator.is_available() else "cpu"
-        return "cpu" if found == "mps" else found  # it lacks float64, in which likelihoods are summed
+        device = _accelerator() if torch.accelerator.is_available() else "cpu"
+        return "cpu" if device == "mps" else device  # it lacks float64, in which likelihoods are summed
     try:
         backend = torch.device(name).type
     except RuntimeError:

@@ -165,9 +165,9 @@ def _as_csv(columns: dict[str, list[Any]]) -> str:
 
 def _as_json(columns: dict[str, list[Any]], typical: Typicality, separated: dict[str, float] | None) -> str:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    found = {} if separated is None else {"auroc": separated}
-    found |= {"threshold": typical.threshold, "rows": [_finite(row) for row in rows]}  # type: ignore[dict-item]
-    return json.dumps(found, indent=2) + "\n"
+    scores = {} if separated is None else {"auroc": separated}
+    scores |= {"threshold": typical.threshold, "rows": [_finite(row) for row in rows]}  # type: ignore[dict-item]
+    return json.dumps(scores, indent=2) + "\n"
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count, expect_type
+from expmflow._validation import expect_count
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.flow import Flow
+from expmflow.distributions.gaussian import normal_log_density
+from expmflow.distributions.likelihood import check_levels
 from expmflow.distributions.protocol import Density, Draw, Noise, NoiseKind, lone_noise
 from expmflow.transforms.base import Transform
 
@@ -64,7 +66,7 @@ class VariationalDequantization(Dequantizer):
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         epsilon = torch.randn_like(x) if noise is None else noise
         logit, logdet = self.transform.inverse(epsilon, self.context(x - 0.5).to(x.dtype))
-        log_base = -0.5 * (epsilon.square() + math.log(2 * math.pi)).flatten(1).sum(1)
+        log_base = normal_log_density(epsilon).flatten(1).sum(1)
         log_slope = (F.logsigmoid(logit) + F.logsigmoid(-logit)).flatten(1).sum(1)
         return torch.sigmoid(logit), log_base - logdet - log_slope
 
@@ -110,7 +112,7 @@ class DequantizedFlow(Density):
 
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None) -> Tensor:
         """One sample of the lower bound on log P(x), `(batch,)`: its mean is the ELBO."""
-        self._check(x)
+        check_levels(x, self.levels, "grey levels")
         scaled = x.to(self._dtype) / self.levels
         u, log_q = self.dequantizer(scaled, lone_noise(noise))
         y = scaled + u / self.levels - 0.5
@@ -141,11 +143,3 @@ class DequantizedFlow(Density):
         """Integers `(n, *event)`; with `per_row`, `(n, per_row, *event)`, as for a flow."""
         y = self.flow.sample(n, context, temperature=temperature, noise=noise, per_row=per_row) + 0.5
         return (y * self.levels).floor().clamp(0, self.levels - 1).to(torch.int64)
-
-    def _check(self, x: Tensor) -> None:
-        integer = isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
-        expect_type(integer, "integers", x.dtype if isinstance(x, Tensor) else type(x).__name__)
-        if x.numel() and not torch.compiler.is_compiling():
-            least, largest = (int(v) for v in torch.aminmax(x))
-            inside = least >= 0 and largest < self.levels
-            expect(inside, f"grey levels from 0 to {self.levels - 1}", f"{least} to {largest}")

@@ -74,6 +74,11 @@ class Base(nn.Module, ABC):
         return self.transform_noise(noise, temperature)
 
 
+def normal_log_density(standard: Tensor, log_std: Tensor | float = 0.0) -> Tensor:
+    """log N(x; mean, std²), entry by entry, at x = mean + std · `standard`."""
+    return -0.5 * (standard.square() + LOG_2PI) - log_std
+
+
 @final
 class StandardNormal(Base):
     """Independent standard normals.
@@ -84,7 +89,7 @@ class StandardNormal(Base):
     """
 
     def log_prob(self, z: Tensor) -> Tensor:
-        return -0.5 * (z.square() + LOG_2PI).flatten(1).sum(1)
+        return normal_log_density(z).flatten(1).sum(1)
 
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
         return temperature * noise
@@ -134,7 +139,7 @@ class NodeNormal(Base):
     sees_context: ClassVar[bool] = True
 
     def log_prob(self, z: Tensor, context: Any = None) -> Tensor:
-        density, mask = -0.5 * (z.square() + LOG_2PI), node_mask(context)
+        density, mask = normal_log_density(z), node_mask(context)
         if mask is not None:  # a product would turn padding whose square is infinite into NaN
             density = torch.where(mask.unsqueeze(-1), density, 0)
         return density.flatten(1).sum(1)
@@ -164,7 +169,7 @@ class DiagonalGaussian(Base):
         shape = tuple(z.shape[1:])
         expect(shape == self.event_shape, f"latents of shape (batch, *{self.event_shape})", f"events {shape}")
         standard = (z - self.mean) * (-self.log_std).exp()
-        return -(0.5 * (standard.square() + LOG_2PI) + self.log_std).flatten(1).sum(1)
+        return normal_log_density(standard, self.log_std).flatten(1).sum(1)
 
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
         return self.mean + temperature * self.log_std.exp() * noise

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_type
-from expmflow.distributions.gaussian import LOG_2PI
+from expmflow.distributions.gaussian import normal_log_density
 from expmflow.distributions.protocol import Draw
 
 
@@ -53,14 +53,14 @@ class Likelihood(nn.Module, ABC):
         return unit_scale(x, self.levels, dtype)
 
 
-def check_levels(x: Tensor, levels: int) -> None:
+def check_levels(x: Tensor, levels: int, what: str = "levels") -> None:
     """Raise unless `x` holds integers from 0 to `levels` − 1."""
     integer = isinstance(x, Tensor) and not x.is_floating_point() and not x.is_complex() and x.dtype != torch.bool
     expect_type(integer, "integers", x.dtype if isinstance(x, Tensor) else type(x).__name__)
     if x.numel() and not torch.compiler.is_compiling():
         least, largest = (int(v) for v in torch.aminmax(x))
         inside = least >= 0 and largest < levels
-        expect(inside, f"levels from 0 to {levels - 1}", f"{least} to {largest}")
+        expect(inside, f"{what} from 0 to {levels - 1}", f"{least} to {largest}")
 
 
 def unit_scale(x: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
@@ -124,7 +124,7 @@ class Normal(Likelihood):
     def log_prob(self, x: Tensor, params: Tensor) -> Tensor:
         log_std = self._along(params)
         standard = (x - params) * (-log_std).exp()
-        return -(0.5 * (standard.square() + LOG_2PI) + log_std).flatten(1).sum(1)
+        return normal_log_density(standard, log_std).flatten(1).sum(1)
 
     def draws(self, event_shape: tuple[int, ...]) -> tuple[Draw, ...]:
         return (Draw("normal", event_shape),)

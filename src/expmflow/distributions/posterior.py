@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from expmflow._validation import expect, expect_count, expect_type
 from expmflow.distributions.foreign import TorchBase
-from expmflow.distributions.gaussian import LOG_2PI, Base
+from expmflow.distributions.gaussian import Base, normal_log_density
 from expmflow.nn.precision import raised
 from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.base import Chain, Transform
@@ -47,13 +47,13 @@ class AmortizedGaussian(nn.Module):
     def rsample_and_log_prob(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The sample that standard normal noise is mapped to, and its log-density."""
         mean, log_std = self.moments(params)
-        return mean + log_std.exp() * noise, -(0.5 * (noise.square() + LOG_2PI) + log_std).flatten(1).sum(1)
+        return mean + log_std.exp() * noise, normal_log_density(noise, log_std).flatten(1).sum(1)
 
     def log_prob(self, z: Tensor, params: Tensor) -> Tensor:
         """`(batch,)`."""
         mean, log_std = self.moments(params)
         standard = (z - mean) * (-log_std).exp()
-        return -(0.5 * (standard.square() + LOG_2PI) + log_std).flatten(1).sum(1)
+        return normal_log_density(standard, log_std).flatten(1).sum(1)
 
     def moments(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log standard deviations."""

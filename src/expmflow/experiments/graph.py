@@ -215,10 +215,10 @@ class GraphTable(Experiment[Row]):
 
     def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
         """The entropy of the data, then the models."""
-        found = []
+        comparisons = []
         for data in dict.fromkeys(r["data"] for r in table["rows"]):
             paper, paper_error = PAPER_ENTROPY.get(data, (None, None))
-            found.append(
+            comparisons.append(
                 Comparison(f"{data}, the data", "entropy, nats per node", paper, table["entropy"][data], paper_error)
             )
         for data, model in dict.fromkeys((r["data"], r["model"]) for r in table["rows"]):
@@ -226,8 +226,8 @@ class GraphTable(Experiment[Row]):
             nats = [r["nats_per_node"] for r in cell]
             error = stdev(nats) if len(nats) > 1 else cell[0]["standard_error"]
             paper, paper_error = cell[0]["paper"], cell[0]["paper_error"]
-            found.append(Comparison(f"{data}, {model}", "nats per node", paper, mean(nats), paper_error, error))
-        return found
+            comparisons.append(Comparison(f"{data}, {model}", "nats per node", paper, mean(nats), paper_error, error))
+        return comparisons
 
     def summary(self, result: Result) -> str:
         return f"{result['nats_per_node']:.4f} nats per node (paper {result['paper']:.2f})"

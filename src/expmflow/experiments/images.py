@@ -159,6 +159,7 @@ class ImageTable(Experiment[ImageRow]):
         self.title = title
         self.about = about
         self.cells = tuple(cells)
+        self.labels = {cell.name: cell.label or cell.name for cell in cells}
         self.settings = settings
         self.weights = tuple(weights)
         self.presets = {preset: setting.about for preset, setting in settings.items()}
@@ -278,8 +279,7 @@ class ImageTable(Experiment[ImageRow]):
         return {"differences": paired_differences(values, against)}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:
-        labels = {cell.name: cell.label or cell.name for cell in self.cells}
-        labels |= {name + CHOSEN: label + CHOSEN for name, label in labels.items()}
+        labels = self.labels | {name + CHOSEN: label + CHOSEN for name, label in self.labels.items()}
         papers = {name: cell.paper for cell in self.cells for name in (cell.name, cell.name + CHOSEN)}
         setting = self.settings[preset]
         row = self.rows(preset)[0]
@@ -296,12 +296,10 @@ class ImageTable(Experiment[ImageRow]):
         )
 
     def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
-        labels = {cell.name: cell.label or cell.name for cell in self.cells}
-        return likelihood_comparisons(table["rows"], labels)
+        return likelihood_comparisons(table["rows"], self.labels)
 
     def draw(self, table: Mapping[str, Any], path: Path) -> None:
-        labels = {cell.name: cell.label or cell.name for cell in self.cells}
-        draw_curves(table["rows"], labels, path.with_suffix(".svg"))
+        draw_curves(table["rows"], self.labels, path.with_suffix(".svg"))
 
     def summary(self, result: Result) -> str:
         paper = result["paper"].get("elbo")
@@ -317,12 +315,12 @@ def with_rate(config: Config, rate: float) -> Config:
 
 def tried_rates(run: Path, setting: Setting) -> dict[float, float]:
     """The validation nll for each rate; infinite if none was finite."""
-    found = {}
+    best_nll = {}
     for rate in setting.rates:
         records = RunFolder(_trial(run, rate)).read_metrics()
         values = [r["validation_nll"] for r in records if "validation_nll" in r]
-        found[rate] = min((v for v in values if math.isfinite(v)), default=math.inf)
-    return found
+        best_nll[rate] = min((v for v in values if math.isfinite(v)), default=math.inf)
+    return best_nll
 
 
 def _trial(run: Path, rate: float) -> Path:

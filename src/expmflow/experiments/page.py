@@ -42,10 +42,10 @@ def _sections(results: Path) -> Iterator[str]:
         if not path.exists():
             continue
         experiment.load(path)  # refuses other files
-        found = experiment.comparisons(read_json(path))
+        comparisons = experiment.comparisons(read_json(path))
         command = f"`expmflow reproduce {name} --preset {experiment.main}`"
         yield f"### {experiment.of_paper}\n\n{command}; more in [{name}.md]({name}.md).\n"
-        yield markdown_table(HEADER, [_line(comparison) for comparison in found])
+        yield markdown_table(HEADER, [_line(comparison) for comparison in comparisons])
 
 
 def _line(c: Comparison) -> list[str]:

@@ -115,15 +115,15 @@ class VAETable(Experiment[VAERow]):
 
     def rows(self, preset: str) -> list[VAERow]:
         """MNIST before CIFAR-10; for each, all posteriors with their first seed, then with the next."""
-        found = []
+        table_rows = []
         for images, setting in self.of_presets[preset].settings.items():
             for turn in range(max(map(len, setting.rows.values()))):
-                found += [
+                table_rows += [
                     VAERow(images, posterior, seeds[turn], self.of_presets)
                     for posterior, seeds in setting.rows.items()
                     if turn < len(seeds)
                 ]
-        return found
+        return table_rows
 
     def row_name(self, result: Result) -> str:
         return f"{result['model']}-{result['seed']}"

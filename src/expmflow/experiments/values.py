@@ -82,7 +82,7 @@ def paired_differences(
         values: by model and seed.
         against: for each model, those to subtract, without itself.
     """
-    found = []
+    differences = []
     pairs = [(model, minus, seed) for model, seed in values for minus in against[model]]
     for model, minus, seed in pairs:
         row, reference = values[model, seed], values.get((minus, seed))
@@ -94,13 +94,13 @@ def paired_differences(
                 count = min(len(ours), len(theirs))
                 mean, error = mean_and_error(ours[:count] - theirs[:count])
                 difference |= {name: mean, f"{name}_standard_error": error}
-        found.append(difference)
-    return found
+        differences.append(difference)
+    return differences
 
 
 def likelihood_comparisons(rows: Sequence[Result], labels: Mapping[str, str]) -> list[Comparison]:
     """The paper's −ELBO and NLL of each model beside ours, averaged over seeds."""
-    found = []
+    comparisons = []
     for model in dict.fromkeys(r["model"] for r in rows):
         cell = [r for r in rows if r["model"] == model]
         paper, unit = cell[0]["paper"], cell[0].get("unit", "bits per dimension")
@@ -109,5 +109,7 @@ def likelihood_comparisons(rows: Sequence[Result], labels: Mapping[str, str]) ->
             if values:
                 error = stdev(values) if len(values) > 1 else cell[0][f"{name}_standard_error"]
                 bars = paper.get(f"{name}_error"), error
-                found.append(Comparison(labels[model], f"{measure}, {unit}", paper.get(name), mean(values), *bars))
-    return found
+                comparisons.append(
+                    Comparison(labels[model], f"{measure}, {unit}", paper.get(name), mean(values), *bars)
+                )
+    return comparisons

@@ -29,8 +29,8 @@ def dense_flow(features: int, *, blocks: int = 4, hidden: int = 64, coeff: float
     for _ in range(blocks):
         layers += [T.ActNorm(features), T.LinearExp(features, coeff), T.DenseSylvester(features, hidden)]
         if coupling and features > 1:
-            kept = features // 2
-            net = MLP(kept, 2 * (features - kept), hidden=(hidden, hidden), activation="elu")
+            passive = features // 2
+            net = MLP(passive, 2 * (features - passive), hidden=(hidden, hidden), activation="elu")
             layers.append(T.AffineCoupling(net, features))
         layers.append(T.Flip())
     layers.append(T.ActNorm(features))

@@ -16,8 +16,8 @@ from expmflow.nn import DenseBlock
 
 def variational_dequantization(channels: int, networks: Networks, *, subflows: int = 4) -> Dequantizer:
     """Noise for `(channels, h, w)` images: a level of couplings with 1×1 mixing; two 3×3 convolutions see the image."""
-    shown = networks.growth
-    networks = replace(networks, context=shown)
+    context_channels = networks.growth
+    networks = replace(networks, context=context_channels)
 
     def layers(channels: int) -> Iterator[T.Transform]:
         yield T.Squeeze()
@@ -28,9 +28,9 @@ def variational_dequantization(channels: int, networks: Networks, *, subflows: i
 
     context = nn.Sequential(
         nn.PixelUnshuffle(2),
-        nn.Conv2d(4 * channels, shown, 3, padding=1),
+        nn.Conv2d(4 * channels, context_channels, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(shown, shown, 3, padding=1),
+        nn.Conv2d(context_channels, context_channels, 3, padding=1),
     )
     return VariationalDequantization(T.Chain(layers(4 * channels)), context)
 

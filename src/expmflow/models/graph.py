@@ -46,8 +46,8 @@ def graph_flow(
     expect_one_of(network, get_args(GraphNetworks), "network")
     if network == "sorted":
         return _sorted_flow(nodes, features, subflows, hidden)
-    kept = features // 2
-    sizes = (kept, 2 * (features - kept))
+    passive = features // 2
+    sizes = (passive, 2 * (features - passive))
 
     def graph_coupling() -> list[T.Transform]:
         """A coupling with a graph network, in gnf-exp after an exponential."""
@@ -60,16 +60,20 @@ def graph_flow(
         if network == "coupling":
             layers.append(T.AffineCoupling(_FlatMLP(nodes, *sizes, hidden), features, dim=-1))
         else:
-            layers += [*graph_coupling(), T.Permute([*range(kept, features), *range(kept)], dim=-1), *graph_coupling()]
+            layers += [
+                *graph_coupling(),
+                T.Permute([*range(passive, features), *range(passive)], dim=-1),
+                *graph_coupling(),
+            ]
     return Flow(T.Chain(layers), NodeNormal((nodes, features)))
 
 
 def _sorted_flow(nodes: int, features: int, subflows: int, hidden: int) -> Flow:
     size = nodes * features
-    kept = size // 2
+    passive = size // 2
     layers: list[T.Transform] = []
     for _ in range(subflows):
-        net = MLP(kept, (size - kept) * (3 * COMPONENTS + 2), hidden=(hidden, hidden))
+        net = MLP(passive, (size - passive) * (3 * COMPONENTS + 2), hidden=(hidden, hidden))
         layers += [T.ActNorm(size), T.Conv1x1(size), T.MixtureCoupling(net, size, components=COMPONENTS)]
     ordered = Flow(T.Chain(layers), StandardNormal((size,)))
     return Flow(T.ActNorm(features, dim=-1), Exchangeable(nodes, features, ordered))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 from expmflow import transforms as T
@@ -112,39 +113,48 @@ def image_flow(
     block = SUBFLOWS[subflow]
     networks = Networks(growth, depth, hidden, width, gated, coupling_network, classes or 0, lipschitz)
 
-    def mix(shape: Shape, level: int, k: int) -> list[T.Transform]:
-        if not block.mixed or (k == 0 and level > 1 and not mixing_first):
+    def mix(shape: Shape, number: int, k: int) -> list[T.Transform]:
+        """The mixing layer before subflow k of a level."""
+        if not block.mixed or (k == 0 and number > 1 and not mixing_first):
             return []
         averages = k == 0 and start == "averages"
-        return MIXINGS[mixing](shape, haar(shape[0], colours=level == 1) if averages else None)
+        return MIXINGS[mixing](shape, haar(shape[0], colours=number == 1) if averages else None)
 
-    def level(channels: int, rows: int, columns: int, number: int) -> T.Chain:
+    def level(channels: int, rows: int, columns: int, number: int) -> Iterator[T.Transform]:
+        """Level `number`, from 1; the levels after it are the layers inside its split."""
         shape = channels, rows, columns = 4 * channels, rows // 2, columns // 2
-        layers: list[T.Transform] = [T.Squeeze()]
+        yield T.Squeeze()
         if start == "averages" and not block.mixed:
-            layers += MIXINGS["1x1"](shape, haar(channels, colours=number == 1))
+            yield from MIXINGS["1x1"](shape, haar(channels, colours=number == 1))
         for k in range(subflows):
-            layers += [T.ActNorm(channels)] if actnorm else []
-            layers += mix(shape, number, k)
-            layers += [block.layer(channels, networks)]
-            layers += [T.Flip()] if block.ordered and k + 1 < subflows else []
-        layers += mix(shape, number, subflows) if mixing_last else []
+            if actnorm:
+                yield T.ActNorm(channels)
+            yield from mix(shape, number, k)
+            yield block.layer(channels, networks)
+            if block.ordered and k + 1 < subflows:
+                yield T.Flip()
+        if mixing_last:
+            yield from mix(shape, number, subflows)
         if number < levels:
-            rest = level(channels // 2, rows, columns, number + 1)
-            layers += [T.Split(rest, networks.dense_coupling(channels))]
+            rest = T.Chain(level(channels // 2, rows, columns, number + 1))
+            yield T.Split(rest, networks.dense_coupling(channels))
         elif base == "channels":
-            layers += [learned_scale(channels)]
-        return T.Chain([*layers, T.Inverse(T.Squeeze())])
+            yield learned_scale(channels)
+        yield T.Inverse(T.Squeeze())
 
     def dequantizer() -> Dequantizer:
         if dequantization == "uniform":
             return UniformDequantization()
         if dequantization == "variational":
             return variational_dequantization(channels, networks, subflows=dequantization_subflows)
-        looks = {"growth": dequantization_growth, "depth": dequantization_depth}
         return dense_dequantization(
-            (channels, rows, columns), networks, mixing, subflows=dequantization_subflows, **looks
+            (channels, rows, columns),
+            networks,
+            mixing,
+            subflows=dequantization_subflows,
+            growth=dequantization_growth,
+            depth=dequantization_depth,
         )
 
-    flow = Flow(level(channels, rows, columns, 1), BASES[base](event_shape))
+    flow = Flow(T.Chain(level(channels, rows, columns, 1)), BASES[base](event_shape))
     return DequantizedFlow(flow, dequantizer(), levels=grey_levels)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from expmflow._validation import expect, expect_type
 from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood, NonFiniteError, TorchBase
 from expmflow.distributions.describe import count_parameters
-from expmflow.distributions.gaussian import LOG_2PI
+from expmflow.distributions.gaussian import normal_log_density
 from expmflow.distributions.protocol import Latents, Noise, given_noise
 from expmflow.transforms.base import unread
 
@@ -104,7 +104,7 @@ class VAE(Density):
         with unread():  # the result is checked
             z, log_q = self.posterior.rsample_and_log_prob(params, epsilon)
         decoded = self._decoded(z)
-        kl = log_q + 0.5 * (z.square() + LOG_2PI).flatten(1).sum(1)
+        kl = log_q - normal_log_density(z).flatten(1).sum(1)
         result = self.likelihood.log_prob(x, decoded) - (kl if beta is None else beta * kl)
         if not torch.compiler.is_compiling() and not _finite(result):
             _raise_not_finite(x, params, z, log_q, decoded)

@@ -2,7 +2,7 @@
 
 from expmflow._recipes import register_all
 from expmflow.nn.autoregressive import MADE, ConvInner, DenseInner
-from expmflow.nn.constraints import PowerConstraint, SpectralConstraint
+from expmflow.nn.constraints import PowerConstraint
 from expmflow.nn.conv_made import ConvMADE
 from expmflow.nn.convnet import ConvNet
 from expmflow.nn.densenet import DenseBlock, DenseNet
@@ -11,6 +11,7 @@ from expmflow.nn.graph_autoregressive import GraphInner
 from expmflow.nn.lipschitz import LipschitzConvNet, LipschitzMLP, LipSwish
 from expmflow.nn.masked import MaskedConv, MaskedLinear
 from expmflow.nn.mlp import MLP
+from expmflow.nn.spectral import SpectralConstraint
 from expmflow.nn.triangular import TriangularConvInner
 
 __all__ = [

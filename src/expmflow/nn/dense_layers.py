@@ -107,7 +107,7 @@ class _DenseNetwork(torch.autograd.Function):
         to_last = torch.addmm(to_last_of_a @ body.T, back.T, product)
         to_gate = torch.cat([last.T @ to_last_of_a, to_rest])
         to_gate = _unpad_columns(to_gate, weights[-4].shape[1], width, growth, len(layers))
-        found = [to_last_of_a[:, 0], to_last, *_split_bias(to_gate)]  # the last first
+        gradients = [to_last_of_a[:, 0], to_last, *_split_bias(to_gate)]  # the last first
         to_dense = to_gated @ folded[-1]
         for known in reversed(range(len(layers))):
             inside, (mix, conv, _) = insides[known], layers[known]
@@ -118,11 +118,11 @@ class _DenseNetwork(torch.autograd.Function):
             _relu_backward_(back, inside, 0, grad_input=back)
             added, channels = len(weights[4 + 4 * known]), len(weights[2 + 4 * known])
             to_mix = _unfolded_mix((back.T @ dense[:, : new.start])[:channels], mix, stem, to_stem, growth)
-            found += [to_conv_bias[:added], to_conv[:added, :channels], *to_mix]
+            gradients += [to_conv_bias[:added], to_conv[:added, :channels], *to_mix]
             to_dense[:, : new.start].addmm_(back, folded[known])
         channels = x.shape[1]
-        found += _split_bias(to_stem[1:, : channels + 1])
-        shaped = (g.reshape(w.shape) for g, w in zip(reversed(found), weights, strict=True))
+        gradients += _split_bias(to_stem[1:, : channels + 1])
+        shaped = (g.reshape(w.shape) for g, w in zip(reversed(gradients), weights, strict=True))
         return _image(to_dense[:, 1 : channels + 1], x), *shaped
 
 

@@ -26,5 +26,5 @@ def recorded_vjp(
     with torch.enable_grad():
         leaves = given if again else [t.detach().requires_grad_(n) for t, n in zip(given, needed, strict=True)]
         wanted = [t for t, n in zip(leaves, needed, strict=True) if n]
-        found = iter(torch.autograd.grad(formula(*leaves), wanted, grad, create_graph=again))
-    return tuple(next(found) if n else None for n in needed)
+        gradients = iter(torch.autograd.grad(formula(*leaves), wanted, grad, create_graph=again))
+    return tuple(next(gradients) if n else None for n in needed)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._validation import expect, expect_count
-from expmflow.nn.constraints import SpectralConstraint, constrain
+from expmflow.nn.constraints import constrain
 from expmflow.nn.context import check_context, offset
+from expmflow.nn.spectral import SpectralConstraint
 from expmflow.nn.swish import lip_swish
 
 CONVOLUTIONS: dict[int, Callable[..., nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from expmflow._validation import expect, expect_count
-from expmflow.nn.constraints import SpectralConstraint, constrain, update_constraint
+from expmflow.nn.constraints import constrain, update_constraint
+from expmflow.nn.spectral import SpectralConstraint
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -76,8 +77,8 @@ class MaskedConv(nn.Module):
             update_constraint(self, "weight", tuple(x.shape[1:]))
         if self.padding == 0:
             return _CONV[self.dims](x, self.weight, self.bias)
-        seen = self.weight[:, :, : self.padding + 1]  # later slabs of the kernel are masked: a third less work
-        return _CONV[self.dims](x, seen, self.bias, padding=self.padding)[:, :, : x.shape[2]]
+        kernel = self.weight[:, :, : self.padding + 1]  # later slabs of the kernel are masked: a third less work
+        return _CONV[self.dims](x, kernel, self.bias, padding=self.padding)[:, :, : x.shape[2]]
 
 
 class MaskedLinear(nn.Module):

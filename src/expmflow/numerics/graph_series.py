@@ -6,8 +6,8 @@ So its exponential is determined by those of F × F matrices, one for each λ, a
     exp(A) X = Σ_k T_k(Â) X C_k,    exp(θ0 + λθ1) = Σ_k T_k(λ) C_k    for −1 ≤ λ ≤ 1.
 
 Each term costs one product with Â and one with C_k, where the power series needs two with θ0 and θ1. It also needs
-fewer
-terms: nothing cancels in the sum, so there are no steps, and the C_k decay faster than the terms of the power series.
+fewer terms: nothing cancels in the sum, so there are no steps, and the C_k decay faster than the terms of the power
+series.
 
 The certificate. ‖T_k(Â)‖ ≤ 1, so the truncation error is at most the sum of the omitted ‖C_k‖. The C_k are computed
 from the exponentials at the zeros of T_{M+1}, where M is chosen beforehand. In powers of λ the coefficients are at most
@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from expmflow._transformed import transformed
-from expmflow.numerics.plan import SeriesPlan, default_tol, gamma, log_remainder, plan_series, with_rounding
+from expmflow.numerics.plan import SeriesPlan, gamma, log_remainder, plan_series, tol_or_default, with_rounding
 from expmflow.operators import GraphConvOperator, LinearOperator
 from expmflow.operators.adjacency import SparseAdjacency
 
@@ -61,15 +61,15 @@ def apply_graph_series(op: GraphConvOperator, x: Tensor, tol: float | None, *, k
         tol: as in `expm_apply`.
         keep: whether autograd may store every term; otherwise the backward pass recomputes them.
     """
-    asked = max(default_tol(x.dtype) if tol is None else float(tol), torch.finfo(x.dtype).eps / 2)
+    tolerance = max(tol_or_default(tol, x.dtype), torch.finfo(x.dtype).eps / 2)
     recording = torch.is_grad_enabled()
     learns = recording and any(tensor.requires_grad for tensor in (x, *op.parameters))
     extra = _FOR_SLOPES if learns else 0
     if recording and (op.theta0.requires_grad or op.theta1.requires_grad):
-        weights = _coefficients(op, asked, extra, x.dtype)
+        weights = _coefficients(op, tolerance, extra, x.dtype)
     else:
         weights = op.remember(
-            ("graph series", asked, extra), x.shape[1:], lambda _: _coefficients(op, asked, extra, x.dtype)
+            ("graph series", tolerance, extra), x.shape[1:], lambda _: _coefficients(op, tolerance, extra, x.dtype)
         )
     if not len(weights):
         return None
@@ -107,21 +107,21 @@ def plan_graph_series(op: GraphConvOperator, tol: float | None, dtype: torch.dty
     propagates the error of each product by Chebyshev polynomials of the second kind. The proof assumes that Â is
     bitwise symmetric, and that the error of `torch.matrix_exp` is at most four times the measured one.
     """
-    asked = max(default_tol(dtype) if tol is None else float(tol), torch.finfo(dtype).eps / 2)
-    expansion = _expansion(op, asked, dtype)
+    tolerance = max(tol_or_default(tol, dtype), torch.finfo(dtype).eps / 2)
+    expansion = _expansion(op, tolerance, dtype)
     if expansion is None:
         return None
     _, norms, terms, noise, beyond, slope = expansion
     event, unit = (op.graph.num_nodes, op.theta0.shape[-1]), torch.finfo(dtype).eps / 2
     growth = math.exp(min(max(float(op.log_norm_bound(event)), 0.0), 700.0))
-    kept = norms[: terms + 1]
+    first_norms = norms[: terms + 1]
     truncation = (sum(norms[terms + 1 :]) + beyond) / growth
     expected = (_expected_rounding(norms, unit) + noise) / growth + slope * unit * (2 + op.graph.sum_length() / 16)
     product, sums = 3 * gamma(op.graph.sum_length() + 4, unit), gamma(event[1] + terms + 3, unit)
     reach = product * terms * (terms + 1) / 2
     worst = math.inf
     if reach < 1:
-        carried = sum(product * k * (k + 1) / 2 * norm for k, norm in enumerate(kept)) + sums * sum(kept)
+        carried = sum(product * k * (k + 1) / 2 * norm for k, norm in enumerate(first_norms)) + sums * sum(first_norms)
         worst = (carried / (1 - reach) + 8 * noise * len(norms)) / growth
     return with_rounding(SeriesPlan(1, terms, truncation + expected, truncation, expected_rounding=expected), worst)
 

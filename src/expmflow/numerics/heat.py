@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from expmflow._identical import identical
 from expmflow._precision import without_autocast
 from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_alike, expect_finite, expect_one_of, expect_tensor, expect_type
@@ -121,13 +122,13 @@ def certify_heat(
 
 
 class _Problem(NamedTuple):
-    """exp(−tL) = S e^{rate·t·(M − 1)} S⁻¹ with M = `op`, S = diag(`scale`); the nodes in `kept` keep their values."""
+    """exp(−tL) = S e^{rate·t·(M − 1)} S⁻¹ with M = `op`, S = diag(`scale`); `isolated` nodes keep their values."""
 
     op: Diffusion
     basis: Basis
     rate: float = 1.0
     scale: Tensor | None = None
-    kept: Tensor | None = None
+    isolated: Tensor | None = None
 
 
 class _LastGraph:
@@ -137,36 +138,33 @@ class _LastGraph:
     """
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[Any, ...], Tensor, Tensor | None, _Problem] | None = None
+        self._last: tuple[tuple[Any, ...], Tensor, Tensor | None, _Problem] | None = None
 
     def problem(
         self, laplacian: Laplacian, edge_index: Tensor, edge_weight: Tensor | None, nodes: int, x: Tensor
     ) -> _Problem:
-        asked, known = (laplacian, nodes, x.dtype, x.device), self._known
-        fixed = edge_weight is None or not (edge_weight.requires_grad or transformed(edge_weight))
-        if fixed and known is not None and known[0] == asked:
-            _, edges, weight, problem = known
-            if _are_equal(edges, edge_index) and _are_equal(weight, edge_weight):
+        key = laplacian, nodes, x.dtype, x.device
+        constant = edge_weight is None or not (edge_weight.requires_grad or transformed(edge_weight))
+        if constant and self._last is not None and self._last[0] == key:
+            _, edges, weight, problem = self._last
+            if identical(edges, edge_index) and identical(weight, edge_weight):
                 return problem
         small = isinstance(edge_index, Tensor) and edge_index.numel() <= 2 * REMEMBERED
-        if not (small and fixed) or torch.is_inference_mode_enabled():
+        if not (small and constant) or torch.is_inference_mode_enabled():
             return _problem(laplacian, *coalesced(edge_index, nodes, edge_weight, like=x), nodes)
         edges, weight = edge_index.clone(), None if edge_weight is None else edge_weight.clone()
         problem = _problem(laplacian, *coalesced(edges, nodes, weight, like=x), nodes)
-        self._known = asked, edges, weight, problem
+        self._last = key, edges, weight, problem
         return problem
 
 
 _last_graph = _LastGraph()
 
 
-def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return a is b
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-
-
 def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, nodes: int) -> _Problem:
+    """The diffusion M of each Laplacian: 1 − L/rate for `"comb"`; for the others D^-½ A D^-½ if A is symmetric, so that
+    M is, too, and otherwise D⁻¹ A, which is stochastic; `scale` leads from it to the one that L names.
+    """
     if laplacian == "comb":
         other = rows != cols
         if not bool(other.all()):
@@ -176,26 +174,27 @@ def _problem(laplacian: Laplacian, rows: Tensor, cols: Tensor, weight: Tensor, n
     if weight.requires_grad:
         degree = degrees(pattern, weight)
     basis: Basis = "chebyshev" if symmetric else "powers"
-    kept, filled = None, degree
+    isolated, divisor = None, degree
     if _check_range(degree.detach()) == 0:
         alone = degree == 0
-        kept, filled = alone.nonzero().squeeze(-1), torch.where(alone, 1.0, degree)
+        isolated, divisor = alone.nonzero().squeeze(-1), torch.where(alone, 1.0, degree)
     if laplacian == "comb":
         rate = _rate(pattern, weight.detach(), degree.detach(), symmetric)
-        stays = (1 - degree / rate).to(weight.dtype)
-        kept = None if weight.requires_grad else kept  # such weights may grow from zero
-        return _Problem(Diffusion(pattern, weight / rate, stays, symmetric=symmetric), basis, rate, kept=kept)
-    diagonal: Tensor | None = None
+        diagonal = (1 - degree / rate).to(weight.dtype)
+        isolated = None if weight.requires_grad else isolated  # such weights may grow from zero
+        op = Diffusion(pattern, weight / rate, diagonal, symmetric=symmetric)
+        return _Problem(op, basis, rate, isolated=isolated)
+    ones: Tensor | None = None
     if symmetric:  # D^-½ A D^-½; for "rw" it stands between D^-½ and D^½
-        root = filled.sqrt()
+        root = divisor.sqrt()
         divisors = _product(root.index_select(0, pattern.rows), root.index_select(0, pattern.cols))
-        scale = filled.rsqrt() if laplacian == "rw" else None
+        scale = divisor.rsqrt() if laplacian == "rw" else None
     else:  # D⁻¹ A; for "sym" it stands between D^½ and D^-½
-        divisors = filled.index_select(0, pattern.rows)
-        scale = filled.sqrt() if laplacian == "sym" else None
-        diagonal = None if kept is None else (degree == 0).to(weight.dtype)  # others may read what it keeps
+        divisors = divisor.index_select(0, pattern.rows)
+        scale = divisor.sqrt() if laplacian == "sym" else None
+        ones = None if isolated is None else (degree == 0).to(weight.dtype)  # others may read what these nodes hold
     values = (weight / divisors if weight.requires_grad else divisors.reciprocal_().mul_(weight)).to(weight.dtype)
-    return _Problem(Diffusion(pattern, values, diagonal, symmetric=symmetric), basis, scale=scale, kept=kept)
+    return _Problem(Diffusion(pattern, values, ones, symmetric=symmetric), basis, scale=scale, isolated=isolated)
 
 
 def _product(fresh: Tensor, other: Tensor) -> Tensor:
@@ -205,7 +204,7 @@ def _product(fresh: Tensor, other: Tensor) -> Tensor:
 
 def _run(problem: _Problem, x: Tensor, times: Tensor, tol: float | None, gradient: Gradient) -> Tensor:
     """`(K, N, columns)`."""
-    op, basis, rate, scale, kept = problem
+    op, basis, rate, scale, isolated = problem
     tau, last = times * rate, float(times.detach().amax())
     plan = plan_heat(float(tau.detach().amax()), tol, x.dtype, basis)
     check_plan(plan, last, tol, x.dtype, _CHEAPER, stacklevel=4)
@@ -214,7 +213,7 @@ def _run(problem: _Problem, x: Tensor, times: Tensor, tol: float | None, gradien
     start = x if scale is None else x / scale.to(x.dtype).unsqueeze(-1)
     z = run(op, start, weights(basis, tau, plan.terms + extra), basis)
     z = z if scale is None else z * scale.to(x.dtype).unsqueeze(-1)
-    return z if kept is None else z.index_copy_(1, kept, x[kept].expand(len(times), -1, -1))
+    return z if isolated is None else z.index_copy_(1, isolated, x[isolated].expand(len(times), -1, -1))
 
 
 def _rate(pattern: Pattern, weight: Tensor, degree: Tensor, symmetric: bool) -> float:

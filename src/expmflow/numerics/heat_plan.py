@@ -9,7 +9,7 @@ import torch
 
 from expmflow._validation import expect
 from expmflow.numerics.decay import Basis, terms_needed
-from expmflow.numerics.plan import SeriesPlan, default_tol, gamma, with_rounding
+from expmflow.numerics.plan import SeriesPlan, gamma, tol_or_default, with_rounding
 
 _MOST = 5_000_000  # products; their weights take memory, too
 
@@ -36,9 +36,9 @@ def plan_heat(
     most = _reach(basis, tau)
     expect(most <= _MOST, f"a time that takes at most {_MOST:,} products", f"one that takes about {most:,}")
     unit = torch.finfo(dtype).eps / 2
-    asked = max(default_tol(dtype) if tol is None else float(tol), unit)
-    rounding = 2 * unit * (tau + math.sqrt(terms_needed(basis, tau, asked)[0] + 1))
-    terms, left_out = terms_needed(basis, tau, max(asked - rounding, rounding / 8))
+    tolerance = max(tol_or_default(tol, dtype), unit)
+    rounding = 2 * unit * (tau + math.sqrt(terms_needed(basis, tau, tolerance)[0] + 1))
+    terms, left_out = terms_needed(basis, tau, max(tolerance - rounding, rounding / 8))
     rounding += 0.0 if sum_length is None else sum_length * tau * unit / 16
     plan = SeriesPlan(1, terms, left_out + rounding, left_out, expected_rounding=rounding)
     if sum_length is None:

@@ -73,6 +73,11 @@ def default_tol(dtype: torch.dtype) -> float:
     return _DEFAULT_TOL.get(dtype, torch.finfo(dtype).eps)
 
 
+def tol_or_default(tol: float | None, dtype: torch.dtype) -> float:
+    """The tolerance, or that of the dtype if None."""
+    return default_tol(dtype) if tol is None else float(tol)
+
+
 def plan_series(
     norm: float | Tensor,
     tol: float | None = None,
@@ -111,7 +116,7 @@ def plan_series(
     expect_type(dtype.is_floating_point, "a real floating-point dtype", dtype)
     check_tol(tol)
     unit = torch.finfo(dtype).eps / 2
-    plan = _plan(rho, default_tol(dtype) if tol is None else float(tol), unit, min(mu, rho))
+    plan = _plan(rho, tol_or_default(tol, dtype), unit, min(mu, rho))
     if sum_length is None:
         return plan
     expect_count(sum_length, "sum_length", at_least=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -15,7 +15,8 @@ from expmflow._transformed import batched, largest_of_all, transformed
 from expmflow._validation import expect, expect_count, expect_one_of, expect_tensor, expect_type, expect_untraced
 from expmflow.numerics.gradient import series_vjp, with_strides
 from expmflow.numerics.graph_series import apply_graph_series, has_graph_series
-from expmflow.numerics.plan import SeriesPlan, check_plan, check_tol, default_tol, plan_series
+from expmflow.numerics.plan import SeriesPlan, check_plan, check_tol, plan_series, tol_or_default
+from expmflow.numerics.sweep import Planner, plan_sweep
 from expmflow.numerics.times import vector_of_times
 from expmflow.operators import LinearOperator
 
@@ -185,10 +186,10 @@ def plan_for(
 ) -> SeriesPlan:
     """The plan for t·A. The bounds of A are cached, so those of t·A are derived from them."""
     factor = torch.as_tensor(t, dtype=torch.float64).detach()
-    norm, asked = op.norm_bound(event_shape) * factor.abs(), default_tol(dtype) if tol is None else tol
+    norm = op.norm_bound(event_shape) * factor.abs()
     plan = plan_series(norm, tol, dtype)
-    if plan.steps == 1 and plan.error_bound <= asked:  # the log-norm costs as much as the norm, and would save a term
-        return plan
+    if plan.steps == 1 and plan.error_bound <= tol_or_default(tol, dtype):
+        return plan  # the log-norm costs as much as the norm, and would save a term
     return plan_series(norm, tol, dtype, log_norm=log_norm_at(op, factor, event_shape))
 
 
@@ -209,48 +210,40 @@ def _at_times(
 ) -> Tensor:
     """All times in one sweep: each starts from the result of its predecessor on the same side of zero, or again from x.
 
-    Errors accumulate along the way. Where they would exceed the tolerance, the plan from the predecessor may take at
-    most half as many products more than the way straight from x; otherwise the sweep starts again from x.
+    `plan_sweep` decides which.
     """
     if terms is not None:
         return torch.stack([apply_at(op, x, t, tol, terms, gradient) for t in times])
-    asked = default_tol(x.dtype) if tol is None else tol
-    half = asked / 2
+    tolerance = tol_or_default(tol, x.dtype)
     values = [float(t.detach()) for t in times]
     # at time zero the value is x, and the derivative A x
-    arrived = [apply_at(op, x, t, half, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)]
+    results = [
+        apply_at(op, x, t, tolerance / 2, None, gradient) if v == 0 else x for t, v in zip(times, values, strict=True)
+    ]
     order = sorted(range(len(times)), key=lambda k: abs(values[k]))
     for side in (1.0, -1.0):
         ahead = [k for k in order if values[k] * side > 0]
         if not ahead:
             continue
-        sign, last = torch.tensor(side, dtype=torch.float64), abs(values[ahead[-1]])
-        bounds = op.norm_bound(x.shape[1:]), log_norm_at(op, sign, x.shape[1:])
-        plans = _plans(largest_of_all(bounds[0]), largest_of_all(bounds[1]), x.dtype)
-        whole = plans(last, half)
-        check_plan(whole, side * last, tol, x.dtype, _CHEAPER, stacklevel=3)
-        share = half / min(len(ahead), 1.5 * whole.products)
-        value, now = x, torch.zeros((), dtype=x.dtype, device=x.device)
-        spent, off = 0, 0.0
-        for k in ahead:
-            step, within = times[k] - now, share
-            link = plans(abs(float(step.detach())), share)
-            spent, off = spent + link.products, off + link.error_bound
-            # in sixteenths of the last time, from the first: tolerances that are doubled make plans cheaper again
-            if off > asked and spent > 1.5 * max(
-                plans(last * i / 16, share).products for i in range(1, math.ceil(16 * abs(values[k]) / last) + 1)
-            ):
-                value, step, within = x, times[k], half
-                straight = plans(abs(values[k]), half)
-                spent, off = straight.products, straight.error_bound
-            value, now = apply_at(op, value, step, within, None, gradient, checked=True), times[k]
-            arrived[k] = value
-    return torch.stack(arrived)
+        planner, distances = _planner(op, side, x), [abs(values[k]) for k in ahead]
+        whole = planner(distances[-1], tolerance / 2)
+        check_plan(whole, side * distances[-1], tol, x.dtype, _CHEAPER, stacklevel=3)
+        for leg in plan_sweep(distances, planner, tolerance):
+            stop = ahead[leg.stop]
+            if leg.start is None:
+                start, step = x, times[stop]
+            else:
+                start, step = results[ahead[leg.start]], times[stop] - times[ahead[leg.start]]
+            results[stop] = apply_at(op, start, step, leg.tol, None, gradient, checked=True)
+    return torch.stack(results)
 
 
-def _plans(norm: float, log_norm: float, dtype: torch.dtype) -> Callable[[float, float], SeriesPlan]:
-    """The plan for t·A, t ≥ 0, within a tolerance, from numbers alone."""
-    return lambda t, tol: plan_series(norm * t, tol, dtype, log_norm=log_norm * t)
+def _planner(op: LinearOperator, side: float, x: Tensor) -> Planner:
+    """The plan for side·t·A, t ≥ 0, within a tolerance, from numbers alone."""
+    event_shape = x.shape[1:]
+    norm = largest_of_all(op.norm_bound(event_shape))
+    log_norm = largest_of_all(log_norm_at(op, torch.tensor(side, dtype=torch.float64), event_shape))
+    return lambda t, tol: plan_series(norm * t, tol, x.dtype, log_norm=log_norm * t)
 
 
 def _check_overflow(z: Tensor, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The linear operator: its interface, and the algebra that all operators share."""
+"""The linear operator: what each one provides, and what all of them share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from expmflow._identical import identical
 from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor, expect_type
+from expmflow.operators import matrices
 
 Scalar = float | Tensor
 
@@ -31,8 +33,8 @@ class LinearOperator(ABC):
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], Tensor] = {}
-        self._known_of: tuple[list[int], list[Tensor]] | None = None
+        self._cache: dict[tuple[object, ...], Tensor] = {}
+        self._cached_for: tuple[list[int], list[Tensor]] | None = None
 
     # --- what each operator provides ---------------------------------------------------------------------------------
 
@@ -78,6 +80,8 @@ class LinearOperator(ABC):
 
     def scale(self, factor: Scalar) -> LinearOperator:
         """`factor`·A; override this in an operator that can fold the factor into its parameters."""
+        from expmflow.operators.algebra import Scaled  # here, as it builds on this module
+
         return Scaled(self, factor)
 
     def multiples(self, factors: Sequence[float]) -> list[LinearOperator]:
@@ -105,7 +109,7 @@ class LinearOperator(ABC):
 
         Exact. This default takes `d` products with unit vectors; the operators of this package have closed forms.
         """
-        return self.dense(event_shape).diagonal(dim1=-2, dim2=-1).sum(-1)
+        return matrices.trace(self.dense(event_shape))
 
     collapses: ClassVar[bool] = False
     """Whether `collapsed` can return an operator."""
@@ -142,6 +146,8 @@ class LinearOperator(ABC):
     @final
     def adjoint(self) -> LinearOperator:
         """Aᵀ, the operator with ⟨y, A x⟩ = ⟨Aᵀ y, x⟩."""
+        from expmflow.operators.algebra import Adjoint
+
         return self.inner if isinstance(self, Adjoint) else Adjoint(self)
 
     @final
@@ -191,18 +197,18 @@ class LinearOperator(ABC):
         """`compute(event_shape)`, in float64 without gradient, cached until the parameters change."""
         shape = self._event(event_shape)
         key = (name, shape)
-        if not self._unchanged():
-            self._known = {}
-        elif key in self._known:
-            return self._known[key]
+        if self._parameters_changed():
+            self._cache = {}
+        elif key in self._cache:
+            return self._cache[key]
         for parameter in self.parameters:
             expect_finite(parameter, "the operator's parameters")
         with torch.no_grad():
-            self._known[key] = compute(shape).to(torch.float64)
-        return self._known[key]
+            self._cache[key] = compute(shape).to(torch.float64)
+        return self._cache[key]
 
-    def _unchanged(self) -> bool:
-        """Whether the parameters have stayed the same since this was last called.
+    def _parameters_changed(self) -> bool:
+        """Whether the parameters have changed since this was last called; True for the first call.
 
         Someone may have written into them after construction. Their version counters reveal most writes, but not
         those of fused optimizers, through `.data`, through a numpy view, or in inference mode. So borrowed tensors are
@@ -210,12 +216,12 @@ class LinearOperator(ABC):
         """
         versions = [0 if p.is_inference() else p._version for p in self.parameters]
         borrowed = [p.detach() for p in self.borrowed if not transformed(p)]
-        if self._known_of is not None and self._known_of[0] == versions:
-            copies = self._known_of[1]
-            if len(copies) == len(borrowed) and all(map(_equal, copies, borrowed)):
-                return True
-        self._known_of = versions, [p.clone() for p in borrowed]
-        return False
+        if self._cached_for is not None and self._cached_for[0] == versions:
+            copies = self._cached_for[1]
+            if len(copies) == len(borrowed) and all(map(identical, copies, borrowed)):
+                return False
+        self._cached_for = versions, [p.clone() for p in borrowed]
+        return True
 
     def __neg__(self) -> LinearOperator:
         return self.scale(-1.0)
@@ -231,252 +237,10 @@ class LinearOperator(ABC):
     __rmul__ = __mul__
 
     def __add__(self, other: LinearOperator) -> LinearOperator:
+        from expmflow.operators.algebra import Sum
+
         expect_type(isinstance(other, LinearOperator), "an operator to add", type(other).__name__)
         return Sum(self, other)
 
     def __sub__(self, other: LinearOperator) -> LinearOperator:
         return self + (-other)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-
-
-@final
-class Adjoint(LinearOperator):
-    """Aᵀ: the two products are swapped."""
-
-    def __init__(self, inner: LinearOperator) -> None:
-        super().__init__()
-        self.inner = inner
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return self.inner.parameters
-
-    @property
-    def borrowed(self) -> tuple[Tensor, ...]:
-        return self.inner.borrowed
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.inner.batch_size
-
-    @property
-    def traceable(self) -> bool:
-        return self.inner.traceable
-
-    def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
-        return Adjoint(self.inner.rebuild(parameters))
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self.inner.apply_adjoint(x)
-
-    def apply_adjoint(self, y: Tensor) -> Tensor:
-        return self.inner.apply(y)
-
-    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
-        return self.inner.parameter_vjp(y, x)
-
-    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        self.inner.check_event_shape(event_shape)
-
-    def check_input(self, x: Tensor) -> None:
-        self.inner.check_input(x)
-
-    def scale(self, factor: Scalar) -> LinearOperator:
-        return Adjoint(self.inner.scale(factor))
-
-    def layout(self, x: Tensor) -> Tensor:
-        return self.inner.layout(x)
-
-    def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
-        inner = self.inner.folded(event_shape)
-        return self if inner is self.inner else Adjoint(inner)
-
-    def trace(self, event_shape: Sequence[int]) -> Tensor:
-        return self.inner.trace(event_shape)
-
-    def sum_length(self, event_shape: Sequence[int]) -> int | None:
-        return self.inner.adjoint_sum_length(event_shape)
-
-    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
-        return self.inner.sum_length(event_shape)
-
-    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.inner.absolute_norm_bound(event_shape)
-
-    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.inner.norm_bound(event_shape)
-
-    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.inner.log_norm_bound(event_shape)
-
-
-@final
-class Scaled(LinearOperator):
-    """c·A for an operator that cannot fold c into its parameters; a tensor c becomes one more parameter."""
-
-    def __init__(self, inner: LinearOperator, factor: Scalar) -> None:
-        super().__init__()
-        self.inner = inner
-        self.factor = factor
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        own = (self.factor,) if isinstance(self.factor, Tensor) else ()
-        return (*self.inner.parameters, *own)
-
-    @property
-    def borrowed(self) -> tuple[Tensor, ...]:
-        own = (self.factor,) if isinstance(self.factor, Tensor) else ()
-        return (*self.inner.borrowed, *own)
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.inner.batch_size
-
-    @property
-    def traceable(self) -> bool:
-        return self.inner.traceable
-
-    def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
-        if isinstance(self.factor, Tensor):
-            return Scaled(self.inner.rebuild(parameters[:-1]), parameters[-1])
-        return Scaled(self.inner.rebuild(parameters), self.factor)
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self.inner.apply(x) * self.factor
-
-    def apply_adjoint(self, y: Tensor) -> Tensor:
-        return self.inner.apply_adjoint(y) * self.factor
-
-    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
-        inner = self.inner.parameter_vjp(x, y * self.factor)
-        if isinstance(self.factor, Tensor):
-            return (*inner, (y * self.inner.apply(x)).sum())
-        return inner
-
-    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        self.inner.check_event_shape(event_shape)
-
-    def check_input(self, x: Tensor) -> None:
-        self.inner.check_input(x)
-
-    def scale(self, factor: Scalar) -> LinearOperator:
-        return Scaled(self.inner, self.factor * factor)
-
-    def layout(self, x: Tensor) -> Tensor:
-        return self.inner.layout(x)
-
-    def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
-        inner = self.inner.folded(event_shape)
-        return self if inner is self.inner else Scaled(inner, self.factor)
-
-    def trace(self, event_shape: Sequence[int]) -> Tensor:
-        return self.inner.trace(event_shape) * self.factor
-
-    def sum_length(self, event_shape: Sequence[int]) -> int | None:
-        return _one_more(self.inner.sum_length(event_shape))
-
-    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
-        return _one_more(self.inner.adjoint_sum_length(event_shape))
-
-    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.inner.absolute_norm_bound(event_shape) * abs(self._factor())
-
-    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.inner.norm_bound(event_shape) * abs(self._factor())
-
-    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        if self._factor() >= 0:
-            return self.inner.log_norm_bound(event_shape) * self._factor()
-        return self._norm_bound(event_shape)  # λmax(−S) = −λmin(S), which the inner operator does not bound
-
-    def _factor(self) -> float:
-        return float(self.factor.detach() if isinstance(self.factor, Tensor) else self.factor)
-
-
-@final
-class Sum(LinearOperator):
-    """A + B; its bounds are sums of bounds (the triangle inequality)."""
-
-    def __init__(self, first: LinearOperator, second: LinearOperator) -> None:
-        super().__init__()
-        sizes = {op.batch_size for op in (first, second)} - {None}
-        expect(len(sizes) <= 1, "two operators of one batch size", f"{first.batch_size} and {second.batch_size}")
-        if first.parameters and second.parameters:
-            expect_alike([("the first operator", first.parameters[0]), ("the second", second.parameters[0])])
-        self.first = first
-        self.second = second
-
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (*self.first.parameters, *self.second.parameters)
-
-    @property
-    def borrowed(self) -> tuple[Tensor, ...]:
-        return (*self.first.borrowed, *self.second.borrowed)
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.second.batch_size if self.first.batch_size is None else self.first.batch_size
-
-    @property
-    def traceable(self) -> bool:
-        return self.first.traceable and self.second.traceable
-
-    def rebuild(self, parameters: Sequence[Tensor]) -> LinearOperator:
-        split = len(self.first.parameters)
-        return Sum(self.first.rebuild(parameters[:split]), self.second.rebuild(parameters[split:]))
-
-    def apply(self, x: Tensor) -> Tensor:
-        return self.first.apply(x) + self.second.apply(x)
-
-    def apply_adjoint(self, y: Tensor) -> Tensor:
-        return self.first.apply_adjoint(y) + self.second.apply_adjoint(y)
-
-    def parameter_vjp(self, x: Tensor, y: Tensor) -> tuple[Tensor | None, ...]:
-        return (*self.first.parameter_vjp(x, y), *self.second.parameter_vjp(x, y))
-
-    def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        self.first.check_event_shape(event_shape)
-        self.second.check_event_shape(event_shape)
-
-    def check_input(self, x: Tensor) -> None:
-        self.first.check_input(x)
-        self.second.check_input(x)
-
-    def scale(self, factor: Scalar) -> LinearOperator:
-        return Sum(self.first.scale(factor), self.second.scale(factor))
-
-    def layout(self, x: Tensor) -> Tensor:
-        return self.first.layout(x)
-
-    def folded(self, event_shape: tuple[int, ...]) -> LinearOperator:
-        first, second = self.first.folded(event_shape), self.second.folded(event_shape)
-        return self if first is self.first and second is self.second else Sum(first, second)
-
-    def trace(self, event_shape: Sequence[int]) -> Tensor:
-        return self.first.trace(event_shape) + self.second.trace(event_shape)
-
-    def sum_length(self, event_shape: Sequence[int]) -> int | None:
-        return _one_more(self.first.sum_length(event_shape), self.second.sum_length(event_shape))
-
-    def adjoint_sum_length(self, event_shape: Sequence[int]) -> int | None:
-        return _one_more(self.first.adjoint_sum_length(event_shape), self.second.adjoint_sum_length(event_shape))
-
-    def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.first.absolute_norm_bound(event_shape) + self.second.absolute_norm_bound(event_shape)
-
-    def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.first.norm_bound(event_shape) + self.second.norm_bound(event_shape)
-
-    def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
-        return self.first.log_norm_bound(event_shape) + self.second.log_norm_bound(event_shape)
-
-
-def _one_more(*lengths: int | None) -> int | None:
-    """The longest of these sums plus one rounding; None if one of them is unknown."""
-    known = [length for length in lengths if length is not None]
-    return max(known) + 1 if len(known) == len(lengths) else None

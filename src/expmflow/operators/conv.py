@@ -87,7 +87,7 @@ class ConvOperator(LinearOperator):
     def _around(self, kernel: Tensor) -> ConvOperator:
         """The same convolution with another kernel of this shape, without checks; layers build several at each call."""
         other = object.__new__(ConvOperator)
-        other.__dict__.update(self.__dict__, kernel=kernel, _known={}, _known_of=None)
+        other.__dict__.update(self.__dict__, kernel=kernel, _cache={}, _cached_for=None)
         return other
 
     def rebuild(self, parameters: Sequence[Tensor]) -> ConvOperator:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from expmflow._validation import expect, expect_alike, expect_finite, expect_tensor
+from expmflow.operators import matrices
 from expmflow.operators.adjacency import Adjacency, SparseAdjacency, from_edges, normalised
 from expmflow.operators.base import LinearOperator, Scalar
 
@@ -154,7 +155,7 @@ class GraphConvOperator(LinearOperator):
     def trace(self, event_shape: Sequence[int]) -> Tensor:
         """N tr θ0 + tr Â tr θ1: a scalar, or one per graph; tr Â comes from the self-loops."""
         nodes = self._event(event_shape)[0] if self.mask is None else self.mask.sum(-1)
-        return nodes * _trace(self.theta0) + self.graph.trace() * _trace(self.theta1)
+        return nodes * matrices.trace(self.theta0) + self.graph.trace() * matrices.trace(self.theta1)
 
     def sum_length(self, event_shape: Sequence[int]) -> int:
         """The features, then the neighbours (many are added in blocks), then the sum of both parts."""
@@ -166,21 +167,21 @@ class GraphConvOperator(LinearOperator):
     def _absolute_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double().abs(), self.theta1.double().abs()
         reach = self.radius if self.graph.is_symmetric() else self.graph.norm_bound()
-        return _norm(theta0) + reach * _norm(theta1)
+        return matrices.norm(theta0) + reach * matrices.norm(theta1)
 
     def _norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():
             # block-diagonal in Â's eigenbasis, blocks θ0 + λθ1 with |λ| ≤ radius, and a norm is convex in λ
-            return _norm(torch.stack([theta0 + self.radius * theta1, theta0 - self.radius * theta1]))
-        return _norm(theta0) + self.graph.norm_bound() * _norm(theta1)
+            return matrices.norm(torch.stack([theta0 + self.radius * theta1, theta0 - self.radius * theta1]))
+        return matrices.norm(theta0) + self.graph.norm_bound() * matrices.norm(theta1)
 
     def _log_norm_bound(self, event_shape: tuple[int, ...]) -> Tensor:
         theta0, theta1 = self.theta0.double(), self.theta1.double()
         if self.graph.is_symmetric():
-            bound = _log_norm(torch.stack([theta0 + self.radius * theta1, theta0 - self.radius * theta1]))
+            bound = matrices.log_norm(torch.stack([theta0 + self.radius * theta1, theta0 - self.radius * theta1]))
         else:
-            bound = _log_norm(theta0) + self.graph.norm_bound() * _norm(theta1)
+            bound = matrices.log_norm(theta0) + self.graph.norm_bound() * matrices.norm(theta1)
         padded = self.mask is not None and not bool(self.mask.all())
         return bound.clamp_min(0) if padded else bound  # the operator is zero on padding, so 0 is an eigenvalue
 
@@ -196,18 +197,6 @@ class GraphConvOperator(LinearOperator):
 def _outer(x: Tensor, y: Tensor, theta: Tensor) -> Tensor:
     """The gradient of ⟨y, x θ⟩ in θ."""
     return torch.einsum("bnf,bng->fg" if theta.ndim == 2 else "bnf,bng->bfg", x, y)
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrix, ord=2).amax() if matrix.numel() else matrix.new_zeros(())
-
-
-def _log_norm(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).amax() if matrix.numel() else matrix.new_zeros(())
 
 
 def _check_weights(theta0: Tensor, theta1: Tensor) -> None:

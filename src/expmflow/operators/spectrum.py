@@ -58,8 +58,8 @@ def symbol(kernel: Tensor, groups: int, points: Sequence[int], spacing: Sequence
     result = kernel.to(torch.complex128)
     for axis, (k, size, distance) in enumerate(zip(kernel_sizes, points, spacing, strict=True)):
         offsets = distance * (torch.arange(k, dtype=torch.float64, device=kernel.device) - k // 2)
-        kept = size // 2 + 1 if axis == 0 else size
-        frequencies = 2 * math.pi / size * torch.arange(kept, dtype=torch.float64, device=kernel.device)
+        count = size // 2 + 1 if axis == 0 else size
+        frequencies = 2 * math.pi / size * torch.arange(count, dtype=torch.float64, device=kernel.device)
         waves = torch.exp(1j * torch.outer(offsets, frequencies))
         result = torch.tensordot(result, waves, dims=([2], [0]))
     return result.reshape(groups, inputs, inputs, -1).movedim(-1, 0)

@@ -12,7 +12,8 @@ from expmflow.nn.graph import complete_graph
 from expmflow.numerics import SeriesPlan, certify
 from expmflow.operators import LinearOperator
 from expmflow.transforms.base import Transform, layer_name, watching
-from expmflow.transforms.exponential import Exponential, GraphConvExp
+from expmflow.transforms.exponential import Exponential
+from expmflow.transforms.graph_exponential import GraphConvExp
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ def certificates(density: Density, rows: Tensor, context: Tensor | None = None) 
 
     with watching(note):
         density(rows[:1], None if context is None else context[:1])
-    found = []
-    for name, layer in density.named_modules():
-        if isinstance(layer, Exponential) and layer in shapes:
-            found.append(_certificate(name, layer, _operator(layer, shapes[layer]), shapes[layer]))
-    return found
+    return [
+        _certificate(name, layer, _operator(layer, shapes[layer]), shapes[layer])
+        for name, layer in density.named_modules()
+        if isinstance(layer, Exponential) and layer in shapes
+    ]
 
 
 def _operator(layer: Exponential, shape: tuple[int, ...]) -> LinearOperator:

@@ -105,8 +105,8 @@ def latents_figure(summary: Summary) -> Figure | None:
 
 
 def _series(records: Sequence[dict[str, Any]], name: str, factor: float = 1.0) -> tuple[list[int], list[float]]:
-    found = [(r["step"], factor * float(r[name])) for r in records if isinstance(r.get(name), int | float)]
-    return [step for step, _ in found], [value for _, value in found]
+    points = [(r["step"], factor * float(r[name])) for r in records if isinstance(r.get(name), int | float)]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _colours(count: int) -> list[str]:

@@ -66,14 +66,14 @@ class Summary:
     @property
     def best(self) -> dict[str, Any]:
         """The validation with the smallest nll; validations that were not finite are recorded as NaN."""
-        found = [r for r in self.records if math.isfinite(r.get("validation_nll", math.nan))]
-        return min(found, key=lambda r: r["validation_nll"], default={"step": 0, "validation_nll": math.nan})
+        validations = [r for r in self.records if math.isfinite(r.get("validation_nll", math.nan))]
+        return min(validations, key=lambda r: r["validation_nll"], default={"step": 0, "validation_nll": math.nan})
 
     @property
     def seconds_per_step(self) -> float:
         """The mean over the run's records."""
-        found = [r["seconds_per_step"] for r in self.records if "seconds_per_step" in r]
-        return sum(found) / len(found) if found else math.nan
+        seconds = [r["seconds_per_step"] for r in self.records if "seconds_per_step" in r]
+        return sum(seconds) / len(seconds) if seconds else math.nan
 
     @property
     def last_step(self) -> int:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from expmflow._validation import expect, expect_type
 from expmflow.distributions import Density
 from expmflow.runs.recipes import Description, describe, rebuild
-from expmflow.training.checkpoint import CheckpointError, check_format
-from expmflow.training.files import read_json, write_json
-from expmflow.training.run import RunFolder
+from expmflow.training.checkpoint import CheckpointError
+from expmflow.training.files import write_json
+from expmflow.training.run import RunFolder, read_object
 from expmflow.training.weights import CHECKSUM, read_metadata, read_tensors, save_weights
 
 FORMAT_VERSION = 1
@@ -99,13 +99,7 @@ def load_composed(folder: Path) -> Density:
         CheckpointError: if the files were altered, or name a class that is not registered.
     """
     path, place = folder / FLOW, RunFolder(folder)
-    try:
-        values = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"Expected the description of a flow in {path}; got: {error}.") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"Expected the description of a flow in {path}; got {type(values).__name__}.")
-    check_format(values, path)
+    values = read_object(path, "the description of a flow")
     weights, checksum = values.pop("weights", None), values.pop(CHECKSUM, None)
     if checksum != _checksum(values):
         raise CheckpointError(
@@ -157,15 +151,15 @@ def _restored(
 
 def _irreproducible_buffers(model: nn.Module, twin: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Buffers outside the state that a constructor does not reproduce, for example from another precision."""
-    found = {name: value.cpu() for name, value in twin.named_buffers()}
+    rebuilt = {name: value.cpu() for name, value in twin.named_buffers()}
     others = {name: value.detach().cpu() for name, value in model.named_buffers() if name not in state}
-    return {name: value for name, value in others.items() if name not in found or not _equal(value, found[name])}
+    return {name: value for name, value in others.items() if name not in rebuilt or not _equal(value, rebuilt[name])}
 
 
 def _plain(module: nn.Module) -> dict[str, Plain]:
     """Public attributes that are numbers or strings, without the mode and the state."""
-    found = {name: value for name, value in vars(module).items() if type(value) in (bool, int, float, str, type(None))}
-    return {name: value for name, value in found.items() if not name.startswith("_") and name != "training"}
+    plain = {name: value for name, value in vars(module).items() if type(value) in (bool, int, float, str, type(None))}
+    return {name: value for name, value in plain.items() if not name.startswith("_") and name != "training"}
 
 
 def _settings(model: nn.Module, twin: nn.Module) -> dict[str, dict[str, Plain]]:

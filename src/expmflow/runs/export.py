@@ -110,11 +110,11 @@ def _compare(path: Path, run: Runnable) -> None:
     loaded = None if path.suffix == ".onnx" else torch.export.load(path).module()
     for rows in CHECKED:
         inputs = run.example(rows, seed=rows)
-        found = run_onnx(path, inputs) if loaded is None else loaded(*inputs.values())
+        results = run_onnx(path, inputs) if loaded is None else loaded(*inputs.values())
         expected = run(*inputs.values())
-        expect(found.shape == expected.shape, f"results of shape {tuple(expected.shape)}", tuple(found.shape))
+        expect(results.shape == expected.shape, f"results of shape {tuple(expected.shape)}", tuple(results.shape))
         rounding = torch.finfo(next(iter(run.parameters()), expected).dtype).eps ** 0.5
         floored = (expected == expected.round()).double() * (run.what == "sample")  # entries that may differ by one
         scale = expected.abs().amax().clamp_min(1)
-        worst = float(((found - expected).abs().double() - floored).amax() / scale)
+        worst = float(((results - expected).abs().double() - floored).amax() / scale)
         expect(worst <= rounding, f"the model's numbers up to {rounding:.1g} in the program", f"others: {worst:.1g}")

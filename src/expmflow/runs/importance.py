@@ -50,15 +50,15 @@ def importance_estimates(
     trained.model.check_weighable(samples)
     expect(trained.classes is None or labels is not None, "labels for the rows of a conditional model", "none")
     known = {k: values for k, of, values in (_read(kept_in) if kept_in else ()) if k < len(rows) and of == _of(rows[k])}
-    found = []
+    estimates = []
     for k in range(len(rows)):
         if k not in known:
             known[k] = _estimate(trained, rows[k], samples, None if labels is None else labels[k], k)
             if kept_in:
                 _append(kept_in, k, _of(rows[k]), known[k])
-        found.append(known[k])
+        estimates.append(known[k])
         advance(1)
-    return _stacked(found)
+    return _stacked(estimates)
 
 
 def results_file(trained: Trained, split: str, samples: int) -> Path:
@@ -68,14 +68,14 @@ def results_file(trained: Trained, split: str, samples: int) -> Path:
 
 def kept_results(trained: Trained, split: str) -> dict[int, Estimates]:
     """The stored results of the run's current weights: for each number of samples, the finished rows."""
-    found = {}
+    estimates = {}
     folder, digest = place_beside(trained.folder.path) / "evaluation", _digest(trained)
     for path in folder.glob(f"{split}-*-{digest}.jsonl"):
         samples = path.name.removeprefix(f"{split}-").partition("-")[0]
         rows = {k: values for k, _, values in _read(path)}
         if samples.isdecimal() and rows:
-            found[int(samples)] = _stacked(rows[k] for k in sorted(rows))
-    return dict(sorted(found.items()))
+            estimates[int(samples)] = _stacked(rows[k] for k in sorted(rows))
+    return dict(sorted(estimates.items()))
 
 
 def _digest(trained: Trained) -> str:

@@ -102,8 +102,8 @@ def newest_step(folder: Path) -> int:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first, without temporary ones and copies under other names."""
-    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_step, reverse=True)
+    checkpoints = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(checkpoints, key=_step, reverse=True)
 
 
 def _step(path: Path) -> int:

@@ -73,11 +73,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as safetensors stores them: contiguous, on the CPU, without gradients."""
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """A safetensors file, flushed to disk, and readable by everyone who may read the folder."""
-    kept = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     with open(path, "wb") as file:
-        file.write(save(kept, metadata))
+        file.write(save(on_cpu(tensors), metadata))
         file.flush()
         os.fsync(file.fileno())
 

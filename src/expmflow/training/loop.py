@@ -238,19 +238,19 @@ def _any_process(run: Run, problem: str) -> bool:
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C asks the loop to stop after the current step."""
-    asked = False
+    stopping = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
         signal.signal(signal.SIGINT, before)  # a second Ctrl-C stops at once
 
     try:
-        before = signal.signal(signal.SIGINT, ask)
+        before = signal.signal(signal.SIGINT, stop)
     except ValueError:  # not the main thread
         yield lambda: False
         return
     try:
-        yield lambda: asked
+        yield lambda: stopping
     finally:
         signal.signal(signal.SIGINT, before)

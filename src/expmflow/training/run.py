@@ -159,8 +159,8 @@ class RunFolder:
     def trim_metrics(self, step: int) -> None:
         """Remove records after `step`, and incomplete lines."""
         if self.metrics.exists():
-            kept = [record for record in self.read_metrics() if record["step"] <= step]
-            write_text(self.metrics, "".join(map(_as_line, kept)))
+            records = [record for record in self.read_metrics() if record["step"] <= step]
+            write_text(self.metrics, "".join(map(_as_line, records)))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All complete lines: objects of numbers, with a step."""
@@ -235,12 +235,17 @@ def read_names(path: Path) -> tuple[str, ...]:
 def _read_values(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(f"Expected a run in {path.parent}; got no {path.name} in it.")
+    return read_object(path, "a run's config")
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object in this version's format; `CheckpointError` for anything else, which says `what` was expected."""
     try:
         values = read_json(path)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"Expected a run's config in {path}; got: {error}.") from None
+        raise CheckpointError(f"Expected {what} in {path}; got: {error}.") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"Expected a run's config in {path}; got {type(values).__name__}.")
+        raise CheckpointError(f"Expected {what} in {path}; got {type(values).__name__}.")
     check_format(values, path)
     return values
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from expmflow.training.checkpoint import CheckpointError
-from expmflow.training.files import flush_directory, write_tensors
+from expmflow.training.files import flush_directory, on_cpu, write_tensors
 
 CHECKSUM = "sha256"
 
@@ -21,8 +21,8 @@ CHECKSUM = "sha256"
 def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Replace a safetensors file atomically; it carries a checksum of its tensors."""
     temporary = path.with_name(f".{path.name}.tmp")
-    kept = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
-    write_tensors(temporary, kept, metadata={**(metadata or {}), CHECKSUM: _checksum(kept)})
+    stored = on_cpu(tensors)
+    write_tensors(temporary, stored, metadata={**(metadata or {}), CHECKSUM: _checksum(stored)})
     os.replace(temporary, path)
     flush_directory(path.parent)
 

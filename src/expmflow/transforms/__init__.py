@@ -7,8 +7,9 @@ from expmflow.transforms.base import Chain, Inverse, Transform
 from expmflow.transforms.conv1x1 import Conv1x1, Householder
 from expmflow.transforms.coupling import AffineCoupling
 from expmflow.transforms.emerging import Emerging
-from expmflow.transforms.exponential import ConvExp, GraphConvExp, LinearExp
+from expmflow.transforms.exponential import ConvExp, LinearExp
 from expmflow.transforms.flipped import Flipped
+from expmflow.transforms.graph_exponential import GraphConvExp
 from expmflow.transforms.mixture import MixtureCoupling
 from expmflow.transforms.multiscale import Split
 from expmflow.transforms.normalize import ActNorm

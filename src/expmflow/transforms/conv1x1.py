@@ -13,6 +13,7 @@ from expmflow._validation import expect, expect_count
 from expmflow.nn.graph import check_graph, node_mask
 from expmflow.numerics.regular import is_regular
 from expmflow.transforms.base import Output, Transform, keep_padding, real_points
+from expmflow.transforms.shapes import expect_channels
 
 
 class ChannelMix(Transform):
@@ -29,8 +30,7 @@ class ChannelMix(Transform):
         self.dim = dim
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        found = event_shape[0 if self.dim == 1 else -1]
-        expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+        expect_channels(event_shape, self.channels, self.dim)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         if self.dim == -1:

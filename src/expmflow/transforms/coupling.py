@@ -12,6 +12,7 @@ from expmflow.nn.graph import node_mask
 from expmflow.nn.precision import network_precision
 from expmflow.transforms.base import Output, Transform, keep_padding
 from expmflow.transforms.elementwise import Affine, Elementwise
+from expmflow.transforms.shapes import expect_channels
 
 
 class Coupling(Transform):
@@ -35,8 +36,7 @@ class Coupling(Transform):
         self.function = function
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        found = event_shape[0 if self.dim == 1 else -1]
-        expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+        expect_channels(event_shape, self.channels, self.dim)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         check = getattr(self.net, "check_context", None)
@@ -61,8 +61,8 @@ class Coupling(Transform):
         return torch.cat([first, moved], dim=self.dim), slope.sum(tuple(range(1, slope.ndim)))
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        kept = self.channels // 2
-        first, second = x.split([kept, self.channels - kept], dim=self.dim)
+        passive = self.channels // 2
+        first, second = x.split([passive, self.channels - passive], dim=self.dim)
         return first, second
 
     def _params(self, first: Tensor, second: Tensor, context: Any) -> tuple[Tensor, ...]:

@@ -15,10 +15,12 @@ from expmflow._validation import expect, expect_count, expect_type
 from expmflow.nn.masked import Mask
 from expmflow.numerics import ConvergenceError, Solution
 from expmflow.numerics.regular import condition
-from expmflow.numerics.wavefront import CornerSystem, TiledCorners, solve_corners, solve_tiled, tile_corners
+from expmflow.numerics.tiles import CornerSystem, TiledCorners, solve_tiled, tile_corners
+from expmflow.numerics.wavefront import solve_corners
 from expmflow.transforms.base import Output, Transform, layer_name, real_points
 from expmflow.transforms.conv1x1 import ChannelMix, Conv1x1, mix
 from expmflow.transforms.frozen import Snapshot
+from expmflow.transforms.shapes import expect_filled_images
 
 INITIAL_NORM = 0.1  # approximate norm of the initial difference from the identity
 ROUNDINGS = 16  # assumed number of roundings in one entry of a residual, relative to its largest product
@@ -71,8 +73,7 @@ class Emerging(Transform):
         self._tiled: tuple[tuple[int, ...], _Frozen] | None = None
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        right = len(event_shape) == 3 and event_shape[0] == self.channels and 0 not in event_shape
-        expect(right, f"images of {self.channels} channels", f"events {event_shape}")
+        expect_filled_images(event_shape, self.channels)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         return self._convolved(x), self._logdet(x)

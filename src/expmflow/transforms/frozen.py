@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from expmflow._identical import identical
 from expmflow.numerics import SeriesPlan, plan_series
 from expmflow.numerics.series import Gradient, apply_at
 from expmflow.operators import ConvOperator, DenseOperator, LinearOperator
@@ -34,10 +35,7 @@ class Snapshot:
     def matches(self, layer: Stateful) -> bool:
         """Whether nothing has changed since the last call; the current values become the new reference."""
         state = [*layer.parameters(), *layer.buffers()]
-        unchanged = len(state) == len(self._tensors) and all(
-            new.dtype == old.dtype and new.device == old.device and torch.equal(new, old)
-            for new, old in zip(state, self._tensors, strict=True)
-        )
+        unchanged = len(state) == len(self._tensors) and all(map(identical, state, self._tensors))
         if not unchanged:
             self._tensors = [tensor.detach().clone() for tensor in state]
         return unchanged

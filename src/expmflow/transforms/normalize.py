@@ -11,6 +11,7 @@ from expmflow._validation import expect, expect_count
 from expmflow.nn.graph import check_graph, node_mask
 from expmflow.transforms.base import Output, keep_padding, real_points
 from expmflow.transforms.data_start import DataStart, centred, sum_over_processes
+from expmflow.transforms.shapes import expect_channels
 
 LEAST_SPREAD = 1e-12  # a standard deviation below which a channel counts as constant
 
@@ -45,8 +46,7 @@ class ActNorm(DataStart):
         self.log_scale = nn.Parameter(torch.zeros(channels))
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        found = event_shape[0 if self.dim == 1 else -1]
-        expect(found == self.channels, f"{self.channels} channels on axis {self.dim}", found)
+        expect_channels(event_shape, self.channels, self.dim)
 
     def check_context(self, context: Any, x: Tensor) -> None:
         if self.dim == -1:

@@ -15,6 +15,7 @@ from expmflow.numerics.roots import tanh_root
 from expmflow.transforms.amortized import Amortizable
 from expmflow.transforms.base import Output
 from expmflow.transforms.conv1x1 import reflections_product
+from expmflow.transforms.shapes import expect_vectors
 
 
 class OriginalSylvester(Amortizable):
@@ -49,7 +50,7 @@ class OriginalSylvester(Amortizable):
         """Q, `(batch, d, m)` or `(1, d, m)`."""
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
+        expect_vectors(event_shape, self.features)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         params = self.params(context)

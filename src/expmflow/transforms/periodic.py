@@ -13,6 +13,7 @@ from expmflow.numerics.regular import is_regular
 from expmflow.operators.padding import pad
 from expmflow.operators.spectrum import symbol
 from expmflow.transforms.base import Output, Transform, expanded
+from expmflow.transforms.shapes import expect_filled_images
 
 INITIAL_NORM = 0.1  # approximate norm of the initial difference from a rotation of the channels
 
@@ -48,8 +49,7 @@ class PeriodicConv(Transform):
         self.kernel = nn.Parameter(kernel)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        right = len(event_shape) == 3 and event_shape[0] == self.channels and 0 not in event_shape
-        expect(right, f"images of {self.channels} channels", f"events {event_shape}")
+        expect_filled_images(event_shape, self.channels)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         half = self.kernel.shape[-1] // 2

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect_count
 from expmflow.numerics.roots import tanh_root
 from expmflow.transforms.amortized import Amortizable
 from expmflow.transforms.base import Output
+from expmflow.transforms.shapes import expect_vectors
 
 
 @final
@@ -43,7 +44,7 @@ class Planar(Amortizable):
         self.features = features
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
+        expect_vectors(event_shape, self.features)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         w, u, b, least = self._direction(context)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from expmflow._validation import expect, expect_count
 from expmflow.transforms.base import Output, Transform
+from expmflow.transforms.shapes import expect_channels
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -120,8 +121,7 @@ class Permute(Transform):
         self.register_buffer("permutation", order)
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        found = event_shape[0 if self.dim == 1 else -1]
-        expect(found == len(self.permutation), f"{len(self.permutation)} channels on axis {self.dim}", found)
+        expect_channels(event_shape, len(self.permutation), self.dim)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         return x.index_select(self.dim, self.permutation), _still(x)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from expmflow._transformed import transformed
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect_count
 from expmflow.nn.autoregressive import ConvInner, DenseInner
 from expmflow.nn.constraints import constant_constraints
 from expmflow.nn.graph_autoregressive import GraphInner
@@ -18,8 +18,10 @@ from expmflow.numerics import ConvergenceError
 from expmflow.numerics.solve import triangular_fixed_point, with_implicit_gradient
 from expmflow.transforms.base import Chain, Output, Transform, layer_name
 from expmflow.transforms.conv1x1 import Householder
-from expmflow.transforms.exponential import ConvExp, GraphConvExp
+from expmflow.transforms.exponential import ConvExp
+from expmflow.transforms.graph_exponential import GraphConvExp
 from expmflow.transforms.inner import check_inner, context_cutter
+from expmflow.transforms.shapes import expect_images, expect_nodes, expect_vectors
 
 
 class GeneralizedSylvester(Transform):
@@ -164,9 +166,9 @@ class ConvSylvester(GeneralizedSylvester):
         tol: float | None = None,
         max_iterations: int = 200,
     ) -> None:
-        q = Householder(channels, reflections)
-        exponential = ConvExp(channels, kernel_size, coeff, training_tol=training_tol)
-        basis = Chain([q, exponential] if use_basis else [])
+        basis = conv_basis(
+            channels, reflections, use_basis, kernel_size=kernel_size, coeff=coeff, training_tol=training_tol
+        )
         inner = ConvInner(
             channels,
             hidden,
@@ -179,8 +181,20 @@ class ConvSylvester(GeneralizedSylvester):
         self.channels = channels
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        fits = len(event_shape) == 3 and event_shape[0] == self.channels
-        expect(fits, f"an input of shape (batch, {self.channels}, h, w)", f"events {event_shape}")
+        expect_images(event_shape, self.channels)
+
+
+def conv_basis(channels: int, reflections: int | None, use_basis: bool, **exponential: Any) -> Chain:
+    """W = exp(M) Q: an orthogonal 1×1 convolution, then a convolution exponential; without layers, W is the identity.
+
+    Args:
+        channels: C.
+        reflections: of Q.
+        use_basis: False gives the identity.
+        exponential: arguments of `ConvExp`.
+    """
+    layers = [Householder(channels, reflections), ConvExp(channels, **exponential)]
+    return Chain(layers if use_basis else [])
 
 
 @final
@@ -216,7 +230,7 @@ class DenseSylvester(GeneralizedSylvester):
         self.features = features
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
+        expect_vectors(event_shape, self.features)
 
 
 @final
@@ -266,5 +280,4 @@ class GraphSylvester(GeneralizedSylvester):
         self.features = features
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        fits = len(event_shape) == 2 and event_shape[1] == self.features
-        expect(fits, f"node features of shape (batch, N, {self.features})", f"events {event_shape}")
+        expect_nodes(event_shape, self.features)

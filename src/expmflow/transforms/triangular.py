@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from expmflow._validation import expect
 from expmflow.nn.triangular import TriangularConvInner
-from expmflow.transforms.base import Chain
-from expmflow.transforms.conv1x1 import Householder
-from expmflow.transforms.exponential import ConvExp
-from expmflow.transforms.sylvester import GeneralizedSylvester
+from expmflow.transforms.shapes import expect_images
+from expmflow.transforms.sylvester import GeneralizedSylvester, conv_basis
 
 
 @final
@@ -48,8 +45,7 @@ class TriangularConvSylvester(GeneralizedSylvester):
         tol: float | None = None,
         max_iterations: int = 200,
     ) -> None:
-        q = Householder(channels, reflections)
-        basis = Chain([q, ConvExp(channels, kernel_size, coeff)] if use_basis else [])
+        basis = conv_basis(channels, reflections, use_basis, kernel_size=kernel_size, coeff=coeff)
         inner = TriangularConvInner(
             channels, kernel_size=kernel_size, width=width, lipschitz=lipschitz, context_channels=context_channels
         )
@@ -57,5 +53,4 @@ class TriangularConvSylvester(GeneralizedSylvester):
         self.channels = channels
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        fits = len(event_shape) == 3 and event_shape[0] == self.channels
-        expect(fits, f"an input of shape (batch, {self.channels}, h, w)", f"events {event_shape}")
+        expect_images(event_shape, self.channels)

@@ -7,9 +7,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect_count
 from expmflow.transforms.base import Output, expanded
 from expmflow.transforms.data_start import DataStart, centred, sum_over_processes
+from expmflow.transforms.shapes import expect_vectors
 
 LEAST_VARIANCE = 1e-6  # relative to that of the largest feature
 NO_VARIANCE = 1e-24  # a mean variance below which the data counts as constant, and the scale keeps its value
@@ -43,7 +44,7 @@ class Whiten(DataStart):
         self.below = nn.Parameter(torch.zeros(features, features))
 
     def check_event_shape(self, event_shape: tuple[int, ...]) -> None:
-        expect(event_shape == (self.features,), f"vectors of {self.features} features", f"events {event_shape}")
+        expect_vectors(event_shape, self.features)
 
     def _forward(self, x: Tensor, context: Any) -> Output:
         if self._waits_for_data():

@@ -30,12 +30,12 @@ def matrices_figure() -> Figure:
     """M above and exp(M) below, with the determinant computed from the trace; the kernel to their left."""
     figure = new_figure(10.8, 6.6)
     axes = figure.subplots(2, 4, gridspec_kw={"width_ratios": [0.55, 1, 1, 1]})
-    found = {padding: equivalent_matrices(padding) for padding in PADDINGS}
-    limits = [max(float(pair[k].abs().max()) for pair in found.values()) for k in range(2)]
+    matrices = {padding: equivalent_matrices(padding) for padding in PADDINGS}
+    limits = [max(float(pair[k].abs().max()) for pair in matrices.values()) for k in range(2)]
     _kernel(axes[0, 0], limits[0])
     axes[1, 0].axis("off")
     for column, (padding, label) in enumerate(PADDINGS.items(), start=1):
-        matrix, exponential = found[padding]
+        matrix, exponential = matrices[padding]
         _show(axes[0, column], matrix, limits[0], f"$M$, {label}")
         trace, logdet = float(matrix.trace()), float(torch.linalg.slogdet(exponential).logabsdet)
         _show(axes[1, column], exponential, limits[1], r"$\exp(M)$")

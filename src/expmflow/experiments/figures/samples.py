@@ -44,13 +44,13 @@ def samples_source(results: Path, run: str | Path | None) -> Trained:
 
 
 def _best(results: Path) -> str | Path:
-    found = {}
+    elbos = {}
     for table in TABLES:
         for row in _rows(results / f"{table}.json"):
             folder = results / table / f"{row['model']}-{row['seed']}"
             if (folder / "config.json").is_file() and _kind(open_run(folder)) == SYLVESTER:
-                found[folder] = float(row["elbo"])
-    return min(found, key=found.__getitem__) if found else FALLBACK
+                elbos[folder] = float(row["elbo"])
+    return min(elbos, key=elbos.__getitem__) if elbos else FALLBACK
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
