@@ -92,6 +92,19 @@ def test_inverses_of_chains_are_taken_apart():
     torch.testing.assert_close(back(there(x, context)[0], swapped)[0], x, rtol=0, atol=1e-11)
 
 
+def test_chains_are_taken_apart_however_deep_they_are():
+    """Inverted and flipped in any order."""
+    chain = T.Chain([T.Planar(4, amortized=True), T.TriangularSylvester(4, amortized=True)])
+    x, context = draw("x", 5, 4), draw("context", 5, 37)
+    swapped = torch.cat([context[:, 9:], context[:, :9]], 1)
+    for nested in (T.Inverse(T.Flipped(chain)), T.Flipped(T.Inverse(chain))):
+        there, back = T.Amortized(T.Flipped(chain)), T.Amortized(nested)
+        assert back.columns == [28, 9]
+        torch.testing.assert_close(back(there(x, context)[0], swapped)[0], x, rtol=0, atol=1e-11)
+    twice = T.Amortized(T.Inverse(T.Inverse(chain)))
+    torch.testing.assert_close(twice(x, context), T.Amortized(chain)(x, context), rtol=0, atol=1e-11)
+
+
 def test_what_is_amortised_is_refused_without_its_own_layers():
     with pytest.raises(TypeError, match=r"^Expected layers; got Linear\.$"):
         T.Amortized([nn.Linear(2, 2)])

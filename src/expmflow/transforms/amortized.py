@@ -142,9 +142,15 @@ def _single_layers(layers: Iterable[Transform]) -> Iterator[Transform]:
         expect_type(isinstance(layer, Transform), "layers", type(layer).__name__)
         if isinstance(layer, Chain):
             yield from _single_layers(layer)
-        elif isinstance(layer, Inverse) and isinstance(layer.transform, Chain):
-            yield from map(Inverse, reversed(list(_single_layers(layer.transform))))
-        elif isinstance(layer, Flipped) and isinstance(layer.transform, Chain):
-            yield from map(Flipped, _single_layers(layer.transform))
+        elif isinstance(layer, Inverse | Flipped) and _holds_chain(layer):
+            parts = list(_single_layers([layer.transform]))
+            yield from map(Inverse, reversed(parts)) if isinstance(layer, Inverse) else map(Flipped, parts)
         else:
             yield layer
+
+
+def _holds_chain(layer: Transform) -> bool:
+    """Whether a chain is inverted or flipped, however often."""
+    while isinstance(layer, Inverse | Flipped):
+        layer = layer.transform
+    return isinstance(layer, Chain)
