@@ -277,6 +277,18 @@ def test_planar_flows_are_invertible_whatever_their_weights(scale):
     assert torch.isfinite(logdet).all()
 
 
+@pytest.mark.parametrize("name", ["planar", "orthogonal-sylvester", "triangular-sylvester-amortised"])
+def test_an_inverse_without_a_root_names_the_layer(name):
+    """For example after training has diverged."""
+    case = CASES.ready(name)
+    with torch.no_grad():
+        for parameter in case.layer.parameters():
+            parameter.fill_(torch.nan)
+    context = None if case.context is None else torch.full_like(case.context, torch.nan)
+    with pytest.raises(ef.ConvergenceError, match=rf"^{case.name}: Expected a root of"):
+        case.layer.inverse(points(name, case), context)
+
+
 def test_planar_flow_that_looks_nowhere_moves_everything_alike():
     layer, x = T.Planar(3, amortized=True), draw("x", 4, 3)
     context = draw("context", 4, 7)
