@@ -80,6 +80,21 @@ def test_configs_and_help_know_every_kind_of_layer_and_no_other(setting: str, ki
     assert all(kind in shown for kind in kinds)
 
 
+@pytest.mark.parametrize(
+    ("setting", "registry", "kind"),
+    [("mixing", MIXINGS, MIXINGS["1x1"]), ("subflow", SUBFLOWS, SUBFLOWS["coupling"])],
+)
+def test_kinds_that_a_script_adds_are_known_to_configs_and_models(setting: str, registry, kind, monkeypatch):
+    override = f"model.{setting}=mine"
+    with pytest.raises(ConfigError, match="got 'mine'"):
+        load_config("image-coupling", [override])
+    monkeypatch.setitem(registry, "mine", kind)
+    config = load_config("image-coupling", [override, "model.levels=1", "model.subflows=1", "model.growth=2"])
+    assert config.model.build((1, 4, 4)).event_shape == (1, 4, 4)
+    with pytest.raises(ConfigError, match=f"model.{setting}: input should be .* or 'mine', got 'other'"):
+        load_config("image-coupling", [f"model.{setting}=other"])
+
+
 def test_an_unknown_preset_names_the_known_and_the_nearest():
     with pytest.raises(
         ConfigError, match=r"Expected a preset \(.*moons.*\) or a \.yaml file; got 'mons' \(did you mean"

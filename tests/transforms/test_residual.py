@@ -159,6 +159,31 @@ class TestNorms:
             with pytest.raises(ValueError, match=rf"^ResidualBlock: Expected .*{message}"):
                 block(draw("x", 1, *event))
 
+    @pytest.mark.parametrize("first", [(), (torch.nn.Flatten(),)])
+    def test_a_network_that_writes_into_its_input(self, first):
+        """Activations in place, also in front: neither the block's input nor its Jacobian changes by that."""
+        torch.manual_seed(0)
+        plain, in_place = (
+            torch.nn.Sequential(
+                *first,
+                torch.nn.ELU(inplace=on),
+                torch.nn.Linear(3, 6),
+                torch.nn.ReLU(inplace=on),
+                torch.nn.Linear(6, 3),
+            )
+            for on in (False, True)
+        )
+        in_place.load_state_dict(plain.state_dict())
+        expected, block = (T.ResidualBlock(net, logdet="exact").double().eval() for net in (plain, in_place))
+        x, scale = draw("x", 4, 3), torch.tensor(2.0, dtype=F64, requires_grad=True)
+        before = scale * x
+        z, logdet = block(before)
+        torch.testing.assert_close((z, logdet), expected(2 * x), rtol=0, atol=1e-12)
+        assert torch.equal(before, 2 * x)
+        given = z.detach().clone()
+        torch.testing.assert_close(block.inverse(given)[0], 2 * x, rtol=0, atol=1e-12)
+        assert torch.equal(given, z)
+
     def test_a_part_that_states_its_constant_counts(self):
         class Half(torch.nn.Module):
             def forward(self, x: Tensor) -> Tensor:

@@ -92,6 +92,19 @@ def test_inverses_of_chains_are_taken_apart():
     torch.testing.assert_close(back(there(x, context)[0], swapped)[0], x, rtol=0, atol=1e-11)
 
 
+def test_chains_are_taken_apart_however_deep_they_are():
+    """Inverted and flipped in any order."""
+    chain = T.Chain([T.Planar(4, amortized=True), T.TriangularSylvester(4, amortized=True)])
+    x, context = draw("x", 5, 4), draw("context", 5, 37)
+    swapped = torch.cat([context[:, 9:], context[:, :9]], 1)
+    for nested in (T.Inverse(T.Flipped(chain)), T.Flipped(T.Inverse(chain))):
+        there, back = T.Amortized(T.Flipped(chain)), T.Amortized(nested)
+        assert back.columns == [28, 9]
+        torch.testing.assert_close(back(there(x, context)[0], swapped)[0], x, rtol=0, atol=1e-11)
+    twice = T.Amortized(T.Inverse(T.Inverse(chain)))
+    torch.testing.assert_close(twice(x, context), T.Amortized(chain)(x, context), rtol=0, atol=1e-11)
+
+
 def test_what_is_amortised_is_refused_without_its_own_layers():
     with pytest.raises(TypeError, match=r"^Expected layers; got Linear\.$"):
         T.Amortized([nn.Linear(2, 2)])
@@ -262,6 +275,18 @@ def test_planar_flows_are_invertible_whatever_their_weights(scale):
     back, _ = layer.inverse(z, context)
     torch.testing.assert_close(layer(back, context)[0], z, rtol=0, atol=1e-11 * (1 + scale))
     assert torch.isfinite(logdet).all()
+
+
+@pytest.mark.parametrize("name", ["planar", "orthogonal-sylvester", "triangular-sylvester-amortised"])
+def test_an_inverse_without_a_root_names_the_layer(name):
+    """For example after training has diverged."""
+    case = CASES.ready(name)
+    with torch.no_grad():
+        for parameter in case.layer.parameters():
+            parameter.fill_(torch.nan)
+    context = None if case.context is None else torch.full_like(case.context, torch.nan)
+    with pytest.raises(ef.ConvergenceError, match=rf"^{case.name}: Expected a root of"):
+        case.layer.inverse(points(name, case), context)
 
 
 def test_planar_flow_that_looks_nowhere_moves_everything_alike():

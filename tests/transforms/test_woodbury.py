@@ -69,6 +69,24 @@ def test_a_core_that_is_only_small_is_not_refused():
     torch.testing.assert_close(layer.inverse(z)[0], x, rtol=0, atol=1e-6)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("channel_rank", "spatial_rank"), [(0, 24), (0, 16), (12, 0), (24, 0)])
+def test_full_ranks_keep_the_digits_of_the_matrix(channel_rank, spatial_rank):
+    """By the identities, weights this large would leave three digits, or be refused as singular."""
+    torch.manual_seed(0)
+    layer = T.Woodbury(12, 4, 4, channel_rank, spatial_rank)
+    for parameter in layer.parameters():
+        parameter.copy_(30 * torch.randn_like(parameter))
+    part = layer.over_channels or layer.over_points
+    matrix = torch.eye(len(part.u), dtype=F64) + part.u.double() @ part.v.double()
+    x = torch.randn(2, 12, 4, 4)
+    z, logdet = layer(x)
+    copies = x[0].numel() / len(matrix)
+    torch.testing.assert_close(logdet.double(), copies * torch.linalg.slogdet(matrix)[1].expand(2), rtol=1e-5, atol=0)
+    rounding = 1e-6 * float(torch.linalg.cond(matrix))
+    torch.testing.assert_close(layer.inverse(z)[0], x, rtol=0, atol=rounding)
+
+
 @pytest.mark.parametrize(("event", "expected"), [((12, 16, 16), 12_288), ((24, 8, 8), 3_072)])
 def test_parameters_of_the_comparison(event, expected):
     assert sum(p.numel() for p in T.Woodbury(*event, 0, 24).parameters()) == expected

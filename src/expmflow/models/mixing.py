@@ -1,12 +1,11 @@
 """The linear layers between the couplings of image flows, by name.
 
-A new kind is one entry of `MIXINGS`; configs, help and error messages follow.
+A new kind is one entry of `MIXINGS`, here or from a script; configs, help and error messages follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -61,10 +60,8 @@ MIXINGS: dict[str, Builder] = {
     "periodic": _periodic,
 }
 
-if TYPE_CHECKING:
-    Mixing = str
-else:
-    Mixing = Literal[*MIXINGS]
+Mixing = str
+"""A name in `MIXINGS`."""
 
 
 def haar(channels: int, *, colours: bool = False) -> Tensor:

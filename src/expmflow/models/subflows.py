@@ -1,13 +1,13 @@
 """The non-linear layers of image flows, by name.
 
-A new kind is one entry of `SUBFLOWS`; configs, help and error messages follow.
+A new kind is one entry of `SUBFLOWS`, here or from a script; configs, help and error messages follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -118,7 +118,5 @@ SUBFLOWS: dict[str, Subflow] = {
     "sylvester-no-basis": Subflow(_sylvester_no_basis, ordered=True),
 }
 
-if TYPE_CHECKING:
-    SubflowName = str
-else:
-    SubflowName = Literal[*SUBFLOWS]
+SubflowName = str
+"""A name in `SUBFLOWS`."""

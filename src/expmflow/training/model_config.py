@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from expmflow.data import Dataset
 from expmflow.distributions import Density, Flow, StructuredFlow
 from expmflow.models import dense_flow, graph_flow, image_flow, table_flow
 from expmflow.models.graph import GraphNetworks
 from expmflow.models.image import BaseKind, Dequantization, Start
-from expmflow.models.mixing import Mixing
-from expmflow.models.subflows import CouplingNetwork, SubflowName
+from expmflow.models.mixing import MIXINGS, Mixing
+from expmflow.models.subflows import SUBFLOWS, CouplingNetwork, SubflowName
 from expmflow.training.defaults import default_components, default_hidden, default_jitter, default_weight_decay
 from expmflow.training.sections import (
     ConfigError,
@@ -26,6 +27,18 @@ from expmflow.training.vae_config import VAEModelConfig, VectorVAEModelConfig
 
 MOST_LEVELS = 30  # 2³⁰ points a side
 LARGEST_COEFF = 80.0  # e⁸⁸ is beyond float32
+
+
+def _name_in(registry: Mapping[str, object]) -> AfterValidator:
+    """A name that the registry has when a config is read: entries may be added at any time."""
+
+    def known(name: str) -> str:
+        if name not in registry:
+            *others, last = map(repr, registry)
+            raise PydanticCustomError("unknown_name", f"input should be {', '.join(others)} or {last}")
+        return name
+
+    return AfterValidator(known)
 
 
 class DenseModelConfig(VectorSection):
@@ -69,8 +82,8 @@ class ImageModelConfig(ModelSection):
     """A flow on images: levels of subflows, with half of the channels split off between levels."""
 
     kind: Literal["image"] = "image"
-    subflow: SubflowName = Field("sylvester", description="what a subflow is made of")
-    mixing: Mixing = Field("1x1", description="the linear layer beside each coupling")
+    subflow: Annotated[SubflowName, _name_in(SUBFLOWS)] = Field("sylvester", description="what a subflow is made of")
+    mixing: Annotated[Mixing, _name_in(MIXINGS)] = Field("1x1", description="the linear layer beside each coupling")
     levels: int = Field(2, ge=1, le=MOST_LEVELS, description="number of levels; each halves height and width")
     subflows: Depth = Field(4, description="number in each level")
     growth: Width = Field(32, description="channels that each layer of a coupling's DenseNet adds")

@@ -9,7 +9,9 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from expmflow._validation import expect, expect_count, expect_type
-from expmflow.transforms.base import Chain, Composite, Inverse, Output, Transform
+from expmflow.numerics import ConvergenceError
+from expmflow.numerics.roots import tanh_root
+from expmflow.transforms.base import Chain, Composite, Inverse, Output, Transform, layer_name
 from expmflow.transforms.flipped import Flipped
 
 
@@ -44,6 +46,13 @@ class Amortizable(Transform):
     def check_context(self, context: Any, x: Tensor) -> None:
         if self.amortized:
             check_params(context, x, self.params_per_sample)
+
+    def _tanh_root(self, v: Tensor, gain: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+        """`tanh_root`, with the layer's name in its error."""
+        try:
+            return tanh_root(v, gain, slope, offset)
+        except ConvergenceError as error:
+            raise ConvergenceError(f"{layer_name(self)}: {error}", error.solution) from None
 
     def params(self, context: Any) -> dict[str, Tensor]:
         """Each parameter as `(batch, *shape)`, or as `(1, *shape)` if it is the layer's own."""
@@ -142,9 +151,15 @@ def _single_layers(layers: Iterable[Transform]) -> Iterator[Transform]:
         expect_type(isinstance(layer, Transform), "layers", type(layer).__name__)
         if isinstance(layer, Chain):
             yield from _single_layers(layer)
-        elif isinstance(layer, Inverse) and isinstance(layer.transform, Chain):
-            yield from map(Inverse, reversed(list(_single_layers(layer.transform))))
-        elif isinstance(layer, Flipped) and isinstance(layer.transform, Chain):
-            yield from map(Flipped, _single_layers(layer.transform))
+        elif isinstance(layer, Inverse | Flipped) and _holds_chain(layer):
+            parts = list(_single_layers([layer.transform]))
+            yield from map(Inverse, reversed(parts)) if isinstance(layer, Inverse) else map(Flipped, parts)
         else:
             yield layer
+
+
+def _holds_chain(layer: Transform) -> bool:
+    """Whether a chain is inverted or flipped, however often."""
+    while isinstance(layer, Inverse | Flipped):
+        layer = layer.transform
+    return isinstance(layer, Chain)

@@ -87,7 +87,7 @@ class Autoregressive(Transform):
         return self.function.forward(x, self._params(x, context))
 
     def _solve(self, y: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        """x and log dx_k/dy_k, in at most one pass per entry; no gradient passes through the iterations."""
+        """x and log dx_k/dy_k, in at most a pass for each entry and two more; no gradient passes through them."""
         try:
             with torch.no_grad():
                 solution = substitute(lambda x: self.function.inverse(y, self._params(x, context))[0], y)
@@ -114,8 +114,8 @@ class Autoregressive(Transform):
 class MaskedAutoregressive(Autoregressive):
     """z_k = x_k e^s + t with (s, t) = net(x_<k, context), or another increasing function (Papamakarios et al., 2017).
 
-    `forward`, data to noise, is one pass of the network. `inverse` takes at most as many passes as there are entries,
-    and mostly far fewer. Chains should reverse the order between layers, by `Flip` or `Permute`.
+    `forward`, data to noise, is one pass of the network. `inverse` takes at most two passes more than there are
+    entries, and mostly far fewer. Chains should reverse the order between layers, by `Flip` or `Permute`.
 
     Args:
         features: d for vectors `(batch, d)`, with a MADE; or the channels of images, with masked convolutions.
@@ -167,7 +167,7 @@ class InverseAutoregressive(Autoregressive):
     """x_k = g z_k + (1 − g) m, g = σ(s + 1) and (s, m) = net(z_<k, context) (Kingma et al., 2016).
 
     `inverse`, noise to data, is one pass of the network, so samples and their densities are cheap. `forward` takes at
-    most as many passes as there are entries. Chains should reverse the order between layers, by `Flip` or `Permute`.
+    most two passes more than there are entries. Chains should reverse the order between layers, by `Flip` or `Permute`.
     The gates start nearly open, with s = 1: otherwise several layers in a chain would shrink the noise, and a VAE would
     start with latents that carry too much information and end with latents that carry none.
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from expmflow._transformed import transformed
 from expmflow._validation import expect, expect_count
-from expmflow.numerics.roots import tanh_root
 from expmflow.transforms.amortized import Amortizable
 from expmflow.transforms.base import Output
 from expmflow.transforms.conv1x1 import reflections_product
@@ -64,7 +63,7 @@ class OriginalSylvester(Amortizable):
         q = self.basis(params)
         outer, inner, bias = triangles(params)
         v = times(q.mT, z)
-        u = _back_substitution(v, outer, inner, bias)
+        u = self._back_substitution(v, outer, inner, bias)
         for _ in range(2 if torch.is_grad_enabled() else 1):  # each step makes one more order of derivatives right
             h = torch.tanh(times(inner, u) + bias)
             defect = u + times(outer, h) - v
@@ -72,6 +71,19 @@ class OriginalSylvester(Amortizable):
             u = u - torch.linalg.solve_triangular(jacobian, defect.unsqueeze(-1), upper=True).squeeze(-1)
         h = torch.tanh(times(inner, u) + bias)
         return z - times(q, times(outer, h)), -_logdet(outer, inner, h)
+
+    @torch.no_grad()
+    def _back_substitution(self, v: Tensor, outer: Tensor, inner: Tensor, bias: Tensor) -> Tensor:
+        """u with u + R̃ tanh(R u + b) = v: entry i depends only on the entries after it."""
+        size = v.shape[1]
+        u, h = v.new_zeros(v.shape[0], 0), v.new_zeros(v.shape[0], 0)  # the entries after i
+        for i in reversed(range(size)):
+            offset = bias[:, i] + (inner[:, i, i + 1 :] * u).sum(1)
+            right = v[:, i] - (outer[:, i, i + 1 :] * h).sum(1)
+            root = self._tanh_root(right, outer[:, i, i], inner[:, i, i], offset)
+            value = torch.tanh(inner[:, i, i] * root + offset)
+            u, h = torch.cat([root.unsqueeze(1), u], 1), torch.cat([value.unsqueeze(1), h], 1)
+        return u
 
 
 def triangles(params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,20 +109,6 @@ def _logdet(outer: Tensor, inner: Tensor, h: Tensor) -> Tensor:
 
 def _identity(matrix: Tensor) -> Tensor:
     return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-
-
-@torch.no_grad()
-def _back_substitution(v: Tensor, outer: Tensor, inner: Tensor, bias: Tensor) -> Tensor:
-    """u with u + R̃ tanh(R u + b) = v: entry i depends only on the entries after it."""
-    size = v.shape[1]
-    u, h = v.new_zeros(v.shape[0], 0), v.new_zeros(v.shape[0], 0)  # the entries after i
-    for i in reversed(range(size)):
-        offset = bias[:, i] + (inner[:, i, i + 1 :] * u).sum(1)
-        right = v[:, i] - (outer[:, i, i + 1 :] * h).sum(1)
-        root = tanh_root(right, outer[:, i, i], inner[:, i, i], offset)
-        value = torch.tanh(inner[:, i, i] * root + offset)
-        u, h = torch.cat([root.unsqueeze(1), u], 1), torch.cat([value.unsqueeze(1), h], 1)
-    return u
 
 
 @final

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expmflow._validation import expect_count
-from expmflow.numerics.roots import tanh_root
 from expmflow.transforms.amortized import Amortizable
 from expmflow.transforms.base import Output
 from expmflow.transforms.shapes import expect_vectors
@@ -54,7 +53,7 @@ class Planar(Amortizable):
     def _inverse(self, z: Tensor, context: Any) -> Output:
         w, u, b, least = self._direction(context)
         v, gain = (w * z).sum(1, keepdim=True), least - 1
-        a = tanh_root(v, gain, torch.ones_like(v), b)
+        a = self._tanh_root(v, gain, torch.ones_like(v), b)
         for _ in range(2 if torch.is_grad_enabled() else 1):  # each step makes one more order of derivatives right
             h = torch.tanh(a + b)
             a = a - (a + gain * h - v) / _slope(h, least)

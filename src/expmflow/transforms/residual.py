@@ -84,6 +84,7 @@ class ResidualBlock(Transform):
         self.training_terms, self.evaluation_terms, self.rate = training_terms, evaluation_terms, rate
         self.tol, self.max_iterations, self.last_iterations = tol, max_iterations, 0
         self._weighted = tuple(constrain_lipschitz(net, coeff))  # a tuple, so not registered here
+        self._in_place = any(getattr(part, "inplace", False) for part in net.modules())
 
     @property
     def exact_logdet(self) -> bool:  # type: ignore[override]
@@ -138,7 +139,8 @@ class ResidualBlock(Transform):
                 update_constraint(layer, "weight", tuple(x.shape[1:]), settle=True)
 
     def _g(self, x: Tensor, context: Any) -> Tensor:
-        value = self.net(x, context) if getattr(self.net, "context_channels", 0) else self.net(x)
+        seen = x.clone() if self._in_place else x  # the network may write into its input
+        value = self.net(seen, context) if getattr(self.net, "context_channels", 0) else self.net(seen)
         fits = value.shape == x.shape
         self._expect(fits, f"a network that gives the shape {tuple(x.shape)} back", tuple(value.shape))
         return value

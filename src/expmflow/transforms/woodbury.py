@@ -22,8 +22,9 @@ class Woodbury(Transform):
 
     The log-determinant is h·w·log |det(I + V_c U_c)| + C·log |det(I + V_s U_s)|, by Sylvester's identity. The inverse
     of each factor is I − U (I + V U)⁻¹ V, by Woodbury's. So determinants and inverses are of matrices of the size of
-    the rank. Both directions take 2·rank products per entry for the points; no matrix of (h·w)² entries is ever formed.
-    The image size is part of the layer, since every point has weights of its own.
+    the rank, or of I + U V itself where that is no larger. Both directions take 2·rank products per entry for the
+    points; no matrix of (h·w)² entries is formed unless the rank is at least h·w. The image size is part of the layer,
+    since every point has weights of its own.
 
     The paper's comparison with the convolution exponential has a 1×1 instead of the first factor: `Conv1x1(channels)`
     followed by `Woodbury(channels, height, width, channel_rank=0, spatial_rank=24)`.
@@ -59,7 +60,7 @@ class Woodbury(Transform):
         if self.over_channels is not None:
             u, v = self.over_channels.u, self.over_channels.v
             logdet = logdet + self._log_abs_det(u, v) * x.shape[2:].numel()
-            z = mix(z, _plus_identity(u @ v), 1)
+            z = mix(z, _factor(u, v), 1)
         if self.over_points is not None:
             u, v = self.over_points.u, self.over_points.v
             logdet = logdet + self._log_abs_det(u, v) * x.shape[1]
@@ -71,17 +72,18 @@ class Woodbury(Transform):
         if self.over_points is not None:
             u, v = self.over_points.u, self.over_points.v
             logdet = logdet - self._log_abs_det(u, v) * z.shape[1]
-            x = _mix_points(x, -u, _solve_core(u, v))
+            x = _mix_points(x, -u, _solve_core(u, v)) if _is_low(u) else _each_row(x, torch.linalg.inv(_factor(u, v)))
         if self.over_channels is not None:
             u, v = self.over_channels.u, self.over_channels.v
             logdet = logdet - self._log_abs_det(u, v) * z.shape[2:].numel()
-            x = mix(x, _plus_identity(-u @ _solve_core(u, v)), 1)
+            x = mix(x, _factor(-u, _solve_core(u, v)) if _is_low(u) else torch.linalg.inv(_factor(u, v)), 1)
         return x, expanded(logdet, z)
 
     def _log_abs_det(self, u: Tensor, v: Tensor) -> Tensor:
         """log |det(I + U V)|."""
-        core = _plus_identity(v @ u)
-        scale = 1 + (v.detach().abs() @ u.detach().abs()).sum(1)
+        left, right = (v, u) if _is_low(u) else (u, v)  # either order has the same determinant
+        core = _factor(left, right)
+        scale = 1 + (left.detach().abs() @ right.detach().abs()).sum(1)
         self._expect(is_regular(core, scale), "a core I + V U that can be inverted", "a singular one")
         return torch.linalg.slogdet(core)[1]
 
@@ -97,13 +99,24 @@ class LowRank(nn.Module):
         self.v = nn.Parameter(torch.randn(rank, size) * std)
 
 
-def _plus_identity(matrix: Tensor) -> Tensor:
-    return matrix + torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
+def _is_low(u: Tensor) -> bool:
+    """Whether I + V U is smaller than I + U V; if not, the identities would only cost work and digits."""
+    return u.shape[1] < u.shape[0]
+
+
+def _factor(u: Tensor, v: Tensor) -> Tensor:
+    """I + U V."""
+    return u @ v + torch.eye(u.shape[0], dtype=u.dtype, device=u.device)
 
 
 def _solve_core(u: Tensor, v: Tensor) -> Tensor:
     """(I + V U)⁻¹ V."""
-    return torch.linalg.solve(_plus_identity(v @ u), v)
+    return torch.linalg.solve(_factor(v, u), v)
+
+
+def _each_row(x: Tensor, matrix: Tensor) -> Tensor:
+    """A matrix applied to the points of each channel."""
+    return (x.flatten(2) @ matrix.T).reshape(x.shape)
 
 
 def _mix_points(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
