@@ -81,7 +81,7 @@ class SpectralConstraint(nn.Module):
             frequency, group = divmod(int(self.peak), self.groups)
             sent = (v[group, frequency] @ matrices[group]).view(turns.shape[2], -1)
             norm = self.slack * float(torch.linalg.vector_norm(turns[frequency] @ sent))
-            self._found = norm, weight.data_ptr(), weight._version
+            self._found = norm, *_identity(weight)
 
     def norm(self, weight: Tensor) -> Tensor:
         """The estimate of σ, with a gradient in the weight."""
@@ -148,7 +148,7 @@ class SpectralConstraint(nn.Module):
         found, self._found = self._found, None
         if not _readable(weight):
             return 1.0
-        if found is not None and found[1:] == (weight.data_ptr(), weight._version):
+        if found is not None and found[1:] == _identity(weight):
             return min(1.0, found[0] / self.coeff)
         return min(1.0, float(self.norm(weight)) / self.coeff)
 
@@ -179,7 +179,7 @@ class PowerConstraint(nn.Module):
         start = self.vector.to(weight) if known else None
         rounds = ROUNDS if known else 100
         _, vector = power_iteration(op, event_shape, iterations=rounds, start=start, return_vector=True)
-        self.vector = vector.contiguous()  # whatever the layout of the convolution: safetensors stores no other
+        self.vector = _lasting(vector.contiguous())  # whatever the layout of the convolution: safetensors has no other
         self.seen.copy_(_mark(weight))
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -297,6 +297,19 @@ def _readable(weight: Tensor) -> bool:
     """Whether a number can be read from it at no cost: not while compiling, from another device, or if it stands for
     many."""
     return not torch.compiler.is_compiling() and weight.device.type == "cpu" and not transformed(weight)
+
+
+def _lasting(vector: Tensor) -> Tensor:
+    """The vector, or, if it was made in inference mode, a copy that later passes can be differentiated with."""
+    if torch.compiler.is_compiling() or not vector.is_inference():
+        return vector
+    with torch.inference_mode(False):
+        return vector.clone()
+
+
+def _identity(weight: Tensor) -> tuple[int, int]:
+    """The memory of a weight, and how often it was written to, which torch does not count in inference mode."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def _mark(weight: Tensor) -> Tensor:
