@@ -57,7 +57,8 @@ class SpectralConstraint(nn.Module):
         self.coeff = coeff
         self.groups = groups
         turns, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
-        vectors = torch.randn(len(turns), groups, weight.shape[1], 2, generator=torch.Generator().manual_seed(0))
+        shape, generator = (len(turns), groups, weight.shape[1], 2), torch.Generator().manual_seed(0)
+        vectors = torch.randn(shape, generator=generator, device="cpu")  # whatever torch's default device
         vectors = vectors / torch.linalg.vector_norm(vectors, dim=(-2, -1), keepdim=True)
         self.register_buffer("turns", turns.to(weight), persistent=False)
         self.register_buffer("right", vectors.to(weight))

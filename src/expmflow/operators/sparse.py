@@ -87,7 +87,7 @@ class Pattern:
 
 def _probe(size: int) -> Tensor:
     """Ones, and random numbers between ½ and 1½."""
-    u = torch.rand(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = torch.rand(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     return torch.stack([torch.ones_like(u), 0.5 + u], dim=1)
 
 
