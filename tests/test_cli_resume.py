@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -125,6 +126,22 @@ def test_the_accelerator_is_taken_if_there_is_one(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda present=present: torch.device(present))
         assert device.device_named(None) == chosen
         assert device.device_named("cpu") == "cpu"
+
+
+def test_a_device_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert [device.device_named(name) for name in ("cuda", "cuda:1")] == ["cuda", "cuda:1"]
+    for name, refusal in {
+        "cuda:2": "Expected the device cuda:2 on this machine; got none.",
+        "xpu": "Expected the device xpu on this machine; got none.",
+        "mps": "Expected a device with float64, in which likelihoods are summed; got 'mps'.",
+        "gpu": "Expected a device such as cpu or cuda; got 'gpu'.",
+        "meta": "Expected a device such as cpu or cuda; got 'meta'.",
+    }.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(refusal)}$"):
+            device.device_named(name)
 
 
 def test_a_run_s_config_is_what_goes_on(tmp_path: Path):

@@ -67,6 +67,13 @@ def test_a_logistic_density_is_the_slope_of_its_distribution_function():
     torch.testing.assert_close(D.Logistic((1,), 0.7).log_prob(z[:, None]), slope.log())
 
 
+def test_a_logistic_can_be_drawn_in_half_precision():
+    noise = torch.linspace(-3, 3, 7)[:, None]
+    base, wide = (D.Logistic((1,)).to(dtype).rsample(7, noise=noise.to(dtype)) for dtype in (torch.bfloat16, F64))
+    assert base.dtype == torch.bfloat16
+    torch.testing.assert_close(base.double(), wide, rtol=0.01, atol=0)
+
+
 def test_a_linear_flow_is_a_gaussian():
     """z = exp(M)x ~ N(0, I) means x ~ N(0, exp(−M) exp(−M)ᵀ)."""
     made = flow("linear-exp", "standard")

@@ -123,6 +123,12 @@ def test_a_trace_given_as_a_number_keeps_its_digits():
     assert float(op.trace((1,))) == 1 / 3
 
 
+def test_a_trace_given_as_a_number_is_where_the_parameters_are():
+    unused = torch.zeros(0, device="meta")
+    op = ef.FunctionOperator(lambda x: x, [unused], trace=1.0)
+    assert op.trace((1,)).device == unused.device
+
+
 def test_the_function_is_checked_once():
     calls = []
     op = ef.FunctionOperator(lambda x: calls.append(1) or x, norm_bound=1.0)

@@ -56,6 +56,24 @@ def test_case_keeps_every_promise(name, dtype, default_dtype):
     check_operator(op, event_shape)
 
 
+@pytest.mark.parametrize("gradient", ["recompute", "autograd"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_inference_mode_leaves_behind_can_be_trained_with(name, gradient):
+    (used, event_shape), (fresh, _) = CASES[name](torch.float64), CASES[name](torch.float64)
+    x = torch.linspace(-1, 1, (used.batch_size or 2) * torch.Size(event_shape).numel(), dtype=torch.float64)
+    x = x.reshape(-1, *event_shape)
+    with torch.inference_mode():
+        for op in (used, used.adjoint()):
+            ef.expm_apply(op, x, terms=3, gradient=gradient)
+    gradients = []
+    for op in (used, fresh):
+        leaf = x.clone().requires_grad_()
+        results = [ef.expm_apply(part, leaf, terms=3, gradient=gradient) for part in (op, op.adjoint())]
+        torch.stack(results).square().sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
 def test_parameters_need_a_gradient_somewhere():
     """Otherwise the tests of gradients would test nothing."""
     for name, make in CASES.items():

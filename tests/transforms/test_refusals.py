@@ -12,6 +12,7 @@ from transform_registry import BATCH, draw, points
 
 DIRECTIONS = ["forward", "inverse"]
 WRONG_CONTEXTS = [(name, i) for name, make in CASES.items() for i in range(len(make().wrong_contexts))]
+WITH_CONTEXT = [name for name, make in CASES.items() if isinstance(make().context, torch.Tensor)]
 TAKES_ANY_EVENT = {"flip", "chain-empty"}
 
 
@@ -77,6 +78,16 @@ def test_input_of_another_dtype(name):
         TypeError, match=r"^\w+: Expected an input of dtype torch.float64, as the layer; got torch.float32"
     ):
         case.layer(points(name, case).float(), case.context)
+
+
+@pytest.mark.parametrize("name", WITH_CONTEXT)
+def test_context_of_another_dtype(name):
+    """One-hot classes are integers as torch makes them."""
+    case = CASES.ready(name)
+    with pytest.raises(
+        TypeError, match=rf"^({case.culprit}): Expected an? .+ of dtype torch.float64, .+ torch.int64\.$"
+    ):
+        case.layer(points(name, case), case.context.long())
 
 
 @pytest.mark.parametrize("context", [torch.ones(4, 4), (torch.ones(4, 4), torch.ones(2, 4, dtype=torch.bool))])

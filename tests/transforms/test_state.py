@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import expmflow as ef
 from expmflow import transforms as T
 from transform_cases import CASES
-from transform_registry import points
+from transform_registry import points, seed
 
 TESTS = Path(__file__).parents[1]
 
@@ -102,6 +103,23 @@ def test_an_actnorm_that_was_in_use_can_be_loaded_as_new():
     z, _ = used(x)
     torch.testing.assert_close(z.mean(0), torch.zeros(2), rtol=0, atol=1e-5)
     torch.testing.assert_close(z.std(0, correction=0), torch.ones(2))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_passes_in_inference_mode_are_as_others_and_can_be_followed_by_gradients(name):
+    case = CASES.ready(name)
+    used, fresh, x = case.layer, copy.deepcopy(case.layer), points(name, case)
+    found = []
+    for layer, mode in ((used, torch.inference_mode()), (fresh, torch.no_grad())):
+        torch.manual_seed(seed(name))
+        with mode:
+            layer.train()(x, case.context)
+            layer.eval()(x, case.context)
+        leaf = x.clone().requires_grad_()
+        z, logdet = layer(leaf, case.context)
+        (z.square().sum() + logdet.sum()).backward()
+        found.append((z, logdet, leaf.grad))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - WITH_POWER))

@@ -10,16 +10,21 @@ from expmflow._validation import expect
 def device_named(name: str | None) -> str:
     """The named device, if it exists here; without a name, the accelerator if there is one, else the CPU."""
     if name is None:
-        device = _accelerator() if torch.accelerator.is_available() else "cpu"
-        return "cpu" if device == "mps" else device  # it lacks float64, in which likelihoods are summed
+        present = _accelerator() if torch.accelerator.is_available() else "cpu"
+        return "cpu" if present == "mps" else present  # it lacks float64, in which likelihoods are summed
     try:
-        backend = torch.device(name).type
+        device = torch.device(name)
     except RuntimeError:
-        backend = "unknown"
-    expect(backend in ("cpu", "cuda", "mps", "xpu"), "a device such as cpu or cuda", repr(name))
-    present = backend == "cpu" or (torch.accelerator.is_available() and _accelerator() == backend)
-    expect(present, f"the device {name} on this machine", "none")
+        device = torch.device("meta")
+    expect(device.type != "mps", "a device with float64, in which likelihoods are summed", repr(name))
+    expect(device.type in ("cpu", "cuda", "xpu"), "a device such as cpu or cuda", repr(name))
+    expect(device.type == "cpu" or _is_present(device), f"the device {name} on this machine", "none")
     return name
+
+
+def _is_present(device: torch.device) -> bool:
+    same = torch.accelerator.is_available() and _accelerator() == device.type
+    return same and (device.index or 0) < torch.accelerator.device_count()
 
 
 def _accelerator() -> str:

@@ -120,8 +120,9 @@ class Logistic(Base):
         return (F.logsigmoid(standard) + F.logsigmoid(-standard) - math.log(self.scale)).flatten(1).sum(1)
 
     def transform_noise(self, noise: Tensor, temperature: float) -> Tensor:
-        standard = torch.special.log_ndtr(noise) - torch.special.log_ndtr(-noise)
-        return temperature * self.scale * standard
+        exact = noise.to(torch.promote_types(noise.dtype, torch.float32))  # torch has no log_ndtr of halves
+        standard = torch.special.log_ndtr(exact) - torch.special.log_ndtr(-exact)
+        return temperature * self.scale * standard.to(noise.dtype)
 
 
 @final

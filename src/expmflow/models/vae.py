@@ -145,7 +145,8 @@ class VAE(Density):
 
     def _kl(self, params: Tensor, generator: torch.Generator) -> Tensor:
         """For each row and each latent dimension, estimated from samples."""
-        noise = torch.randn(len(params) * KL_SAMPLES, *self.posterior.event_shape, generator=generator).to(params)
+        shape = (len(params) * KL_SAMPLES, *self.posterior.event_shape)
+        noise = torch.randn(shape, generator=generator, device="cpu").to(params)
         many, _ = self.posterior.rsample_and_log_prob(params.repeat_interleave(KL_SAMPLES, 0), noise)
         variance, mean = torch.var_mean(many.reshape(len(params), KL_SAMPLES, -1), 1)
         return 0.5 * (mean.square() + variance - 1 - variance.log())

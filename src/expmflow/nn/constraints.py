@@ -48,7 +48,7 @@ class PowerConstraint(nn.Module):
         start = self.vector.to(weight) if known else None
         rounds = ROUNDS if known else 100
         _, vector = power_iteration(op, event_shape, iterations=rounds, start=start, return_vector=True)
-        self.vector = vector.contiguous()  # whatever the layout of the convolution: safetensors stores no other
+        self.vector = _lasting(vector.contiguous())  # whatever the layout of the convolution: safetensors has no other
         self.seen.copy_(fingerprint(weight))
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -151,3 +151,11 @@ def _constraint_and_weight(layer: nn.Module, name: str) -> tuple[SpectralConstra
 def _is_current(constraint: SpectralConstraint | PowerConstraint, weight: Tensor) -> Tensor:
     """Whether the constraint was last updated to this weight, `(1,)`."""
     return constraint.seen == fingerprint(weight).to(constraint.seen.dtype)
+
+
+def _lasting(vector: Tensor) -> Tensor:
+    """The vector, or, if it was made in inference mode, a copy that later passes can be differentiated with."""
+    if torch.compiler.is_compiling() or not vector.is_inference():
+        return vector
+    with torch.inference_mode(False):
+        return vector.clone()

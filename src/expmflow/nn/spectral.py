@@ -51,7 +51,8 @@ class SpectralConstraint(nn.Module):
         self.coeff = coeff
         self.groups = groups
         turns, self.slack = _plane_waves(weight.shape[2:], samples_per_degree)
-        vectors = torch.randn(len(turns), groups, weight.shape[1], 2, generator=torch.Generator().manual_seed(0))
+        shape, generator = (len(turns), groups, weight.shape[1], 2), torch.Generator().manual_seed(0)
+        vectors = torch.randn(shape, generator=generator, device="cpu")  # whatever torch's default device
         vectors = vectors / torch.linalg.vector_norm(vectors, dim=(-2, -1), keepdim=True)
         self.register_buffer("turns", turns.to(weight), persistent=False)
         self.register_buffer("right", vectors.to(weight))
@@ -75,7 +76,7 @@ class SpectralConstraint(nn.Module):
             frequency, group = divmod(int(self.peak), self.groups)
             at_taps = (v[group, frequency] @ matrices[group]).view(turns.shape[2], -1)
             norm = self.slack * float(torch.linalg.vector_norm(turns[frequency] @ at_taps))
-            self._norm_of_update = norm, weight.data_ptr(), weight._version
+            self._norm_of_update = norm, *_identity(weight)
 
     def norm(self, weight: Tensor) -> Tensor:
         """The estimate of σ, with a gradient in the weight."""
@@ -142,7 +143,7 @@ class SpectralConstraint(nn.Module):
         known, self._norm_of_update = self._norm_of_update, None
         if not _readable(weight):
             return 1.0
-        if known is not None and known[1:] == (weight.data_ptr(), weight._version):
+        if known is not None and known[1:] == _identity(weight):
             return min(1.0, known[0] / self.coeff)
         return min(1.0, float(self.norm(weight)) / self.coeff)
 
@@ -151,6 +152,11 @@ def _readable(weight: Tensor) -> bool:
     """Whether a number can be read from it at no cost: not while compiling, from another device, or if it stands for
     many."""
     return not torch.compiler.is_compiling() and weight.device.type == "cpu" and not transformed(weight)
+
+
+def _identity(weight: Tensor) -> tuple[int, int]:
+    """The address of a weight, and how often it was written to, which torch does not count in inference mode."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def _grams(taps: Tensor, waves: Tensor) -> Tensor:

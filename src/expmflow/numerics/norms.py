@@ -69,7 +69,7 @@ def power_iteration(
         expect(not batched(*op.parameters), "a start, inside torch.vmap, which draws no numbers", "none")
         like = op.parameters[0] if op.parameters else torch.empty(0)
         generator = torch.Generator().manual_seed(0)
-        start = torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
+        start = torch.randn(shape, generator=generator, dtype=like.dtype, device="cpu").to(like.device)
     expect(tuple(start.shape) == shape, f"a start of shape {shape}", tuple(start.shape))
     op.check_input(start)
     with torch.no_grad():

@@ -129,7 +129,8 @@ class FunctionOperator(LinearOperator):
         value = self._trace(tuple(event_shape)) if callable(self._trace) else self._trace
         if isinstance(value, Tensor):
             return value
-        return torch.tensor(value, dtype=self._parameters[0].dtype if self._parameters else torch.float64)
+        like = self._parameters[0] if self._parameters else torch.empty(0, dtype=torch.float64)
+        return torch.tensor(value, dtype=like.dtype, device=like.device)
 
     def sum_length(self, event_shape: Sequence[int]) -> int | None:
         return self._sum_length

@@ -27,11 +27,13 @@ class Pattern:
         self._ones: dict[torch.dtype, list[Tensor]] = {}
 
     @cached_property
+    @torch.inference_mode(False)  # what is cached must also work in training
     def order(self) -> Tensor:
         """The permutation that sorts the entries of the transposed matrix."""
         return torch.argsort(self.cols, stable=True)
 
     @cached_property
+    @torch.inference_mode(False)
     def transposed(self) -> Pattern:
         return Pattern(self.cols.index_select(0, self.order), self.rows.index_select(0, self.order), self.size)
 
@@ -85,7 +87,7 @@ class Pattern:
 
 def _probe(size: int) -> Tensor:
     """Ones, and random numbers between ½ and 1½."""
-    u = torch.rand(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = torch.rand(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     return torch.stack([torch.ones_like(u), 0.5 + u], dim=1)
 
 

@@ -117,7 +117,7 @@ class _Subject:
         """`(batch, *event)` standard normal entries."""
         like = _like(self.op)
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.batch, *self.event, generator=generator, dtype=torch.float64).to(like)
+        return torch.randn(self.batch, *self.event, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
     def product(self, x: Tensor) -> Tensor:
         """The matrix times events, in float64."""

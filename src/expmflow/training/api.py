@@ -115,6 +115,6 @@ def _split(rows: Tensor, validation: float, kind: str, seed: int) -> Dataset:
     rows = rows.detach().cpu()
     if rows.is_floating_point():
         expect_finite(rows, "data")
-    order = torch.randperm(len(rows), generator=Randomness(seed).generator("split"))
+    order = torch.randperm(len(rows), generator=Randomness(seed).generator("split"), device="cpu")
     levels = None if rows.is_floating_point() else int(rows.max()) + 1
     return replace(split(rows[order], validation, 0.0), kind=kind, levels=levels)

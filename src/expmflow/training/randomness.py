@@ -46,7 +46,7 @@ class Randomness:
     def noise(self, kind: NoiseKind, shape: tuple[int, ...], label: str, *counters: int) -> Tensor:
         """Noise for a whole global batch, in float64: row k belongs to sample k, whichever process uses it."""
         draw = {"uniform": torch.rand, "normal": torch.randn}[kind]
-        return draw(shape, generator=self.generator(label, *counters), dtype=torch.float64)
+        return draw(shape, generator=self.generator(label, *counters), dtype=torch.float64, device="cpu")
 
     def draws(self, draws: Sequence[Draw], rows: int, label: str, *counters: int) -> tuple[Tensor, ...]:
         """As `noise`, for all the draws that a density takes."""
@@ -73,4 +73,4 @@ def _numbered(label: str, k: int) -> str:
 
 @lru_cache(maxsize=2)  # an epoch has many steps
 def _order(randomness: Randomness, epoch: int, size: int) -> Tensor:
-    return torch.randperm(size, generator=randomness.generator("order", epoch))
+    return torch.randperm(size, generator=randomness.generator("order", epoch), device="cpu")

@@ -75,14 +75,15 @@ def signs(layer: nn.Module, x: Tensor) -> Tensor:
     if draws is None:
         return torch.empty_like(x).bernoulli_(0.5).mul_(2).sub_(1)
     draws.check(layer, x.shape[0])
-    drawn = [torch.randint(2, x.shape[1:], generator=draws.generator(layer, "signs", row)) for row in draws.rows]
+    generators = [draws.generator(layer, "signs", row) for row in draws.rows]
+    drawn = [torch.randint(2, x.shape[1:], generator=generator, device="cpu") for generator in generators]
     return 2 * torch.stack(drawn).to(x) - 1 if drawn else torch.empty_like(x)
 
 
 def poisson(layer: nn.Module, rate: float, rows: int, *, per_row: bool) -> Tensor:
     """`(rows,)` whole numbers, Poisson-distributed, on the CPU: one number for all rows, or one for each."""
     draws = _state.draws
-    rates = torch.full((rows if per_row else 1,), rate, dtype=torch.float64)
+    rates = torch.full((rows if per_row else 1,), rate, dtype=torch.float64, device="cpu")
     if draws is None:
         return torch.poisson(rates).long().expand(rows)
     draws.check(layer, rows)
