@@ -50,7 +50,7 @@ Bits per dimension, with and without, all else being equal; below zero is a gain
 ## What was chosen
 
 Likelihood and inverse pull apart where the inverse iterates over whole images: without a constraint the paper's iteration takes
-several times as many rounds, or does not settle within {most}. By rows they do not: no setting takes more than {rounds} iterations,
+more rounds, mostly several times as many, or does not settle within {most}. By rows they do not: no setting takes more than {rounds} iterations,
 where 50 were the aim. So the default has no constraint, and the paper's is an argument, `lipschitz=1.5`. Measured were the
 settings above and three iterations (by rows; over the whole image, divided by the known diagonal; the paper's). Coefficients
 that are learned, Anderson's acceleration and Newton's method on the triangular system were not.

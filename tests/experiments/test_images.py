@@ -6,12 +6,14 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from cli_runs import Outcome, run_command
 from expmflow import transforms as T
@@ -162,6 +164,12 @@ def with_subflows(config: Config, count: int) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"subflows": count})})
 
 
+def whole(config: Config, count: Callable[[nn.Module], int]) -> int:
+    """The parameters of a model with many subflows, of which each adds the same."""
+    one, two = (count(build_model(with_subflows(config, subflows), SHAPE)) for subflows in (1, 2))
+    return one + (config.model.subflows - 1) * (two - one)
+
+
 class TestKnownSizes:
     """Parameters that were counted in the authors' code, at the paper's size."""
 
@@ -185,23 +193,31 @@ class TestKnownSizes:
         assert count_parameters(model.dequantizer) == dequantizer + self.SECOND_BIASES
 
     @pytest.mark.parametrize(
-        ("name", "raw"),
+        ("name", "first"),
+        [("1x1", 144), ("convexp", 7_584 - 2 * 12 * 16**2), ("emerging", 1_188), ("woodbury", 12_432)],
+    )
+    def test_the_paper_has_one_mixing_layer_fewer_than_the_authors(self, name, first):
+        (row,) = (row for row in MIXING.rows("paper") if row.name == f"{name}-0")
+        theirs, papers = (
+            build_model(with_subflows(row.config(preset), 1), SHAPE).flow for preset in ("authors", "paper")
+        )
+        assert count_parameters(theirs) - count_parameters(papers) == first
+
+    @pytest.mark.parametrize(
+        ("preset", "name", "raw"),
         [
-            ("sylvester-uniform", 50_266_244),
-            (
-                "residual-uniform",
-                30_618_500 - 48 * 2,
-            ),  # less two settings in each block that they count and never train
+            ("authors", "sylvester-uniform", 50_266_244),
+            ("authors", "residual-uniform", 30_618_500 - 48 * 2),  # they count two settings of a block, never trained
+            ("paper", "sylvester-uniform", 30_652_828),
+            ("paper", "residual-uniform", 20_242_508 - 40 * 2),
         ],
     )
-    def test_of_the_residual_table(self, name, raw):
-        """Masked weights included, as they counted. Every further subflow adds the same."""
-        (row,) = (row for row in RESIDUAL.rows("authors") if row.name == f"{name}-0")
-        config = row.config("authors")
-        one, two = (
-            sum(p.numel() for p in build_model(with_subflows(config, count), SHAPE).parameters()) for count in (1, 2)
-        )
-        assert one + (config.model.subflows - 1) * (two - one) == raw
+    def test_of_the_residual_table(self, preset, name, raw):
+        """Masked weights included and the split's network without gates, as they counted."""
+        (row,) = (row for row in RESIDUAL.rows(preset) if row.name == f"{name}-0")
+        config = row.config(preset)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"gated": False})})
+        assert whole(config, lambda model: sum(p.numel() for p in model.parameters())) == raw
 
     def test_of_its_dequantization(self):
         (row,) = (row for row in RESIDUAL.rows("authors") if row.name == "coupling-variational-0")
@@ -210,6 +226,17 @@ class TestKnownSizes:
         couplings = [layer for layer in model.flow.modules() if isinstance(layer, T.AffineCoupling)]
         plain = {c.channels: count_parameters(c) for c in couplings if isinstance(c.net, ConvNet)}
         assert (plain[12], plain[48]) == (365_388, 622_032)
+
+
+def test_the_sizes_that_the_page_on_results_states():
+    """Up to 30 million in the paper's Table 2; without f_AR a quarter of the parameters, noise apart."""
+    largest = next(row for row in RESIDUAL.rows("paper") if row.name == "residual-variational-0").config("paper")
+    assert 29e6 < whole(largest, count_parameters) < 30e6
+    rows = {row.cell.name: row.config("laptop") for row in ABLATION.rows("laptop")}
+    reduced, full = (
+        count_parameters(build_model(rows[name], SHAPE).flow) for name in ("no-ar", "sylvester-variational")
+    )
+    assert 0.22 < reduced / full < 0.27
 
 
 @pytest.mark.usefixtures("tiny")

@@ -23,7 +23,7 @@ from expmflow.training.loop import train
 from expmflow.training.run import RunFolder
 
 MODELS = ("coupling", "gnf", "gnf-exp")
-PAPER = {  # nats per node and the error bar of three runs
+PAPER = {  # nats per node, and ±, of which the paper does not say what it is
     "mog-4": {"coupling": (3.89, 0.012), "gnf": (3.69, 0.016), "gnf-exp": (3.68, 0.017)},
     "mog-9": {"coupling": (6.14, 0.012), "gnf": (4.60, 0.067), "gnf-exp": (4.52, 0.047)},
     "mog-16": {"coupling": (7.20, 0.021), "gnf": (5.38, 0.048), "gnf-exp": (5.26, 0.047)},
@@ -148,8 +148,8 @@ def results_text(found: list[dict[str, Any]], preset: str) -> str:
     return (
         "# Graph flows: negative log-likelihood in nats per node\n\n"
         f"Batches of 256 new graphs; Adam at {optim.lr:g}, times {optim.decay:g} every {optim.decay_every:,} steps; "
-        "the test is on graphs of its own, and our ± is its standard error; the paper's is that of three runs, as is "
-        "ours where seeds are averaged. "
+        "the test is on graphs of its own, and our ± is its standard error, of several seeds the standard deviation "
+        "over them; the paper does not say what its ± is. "
         f"{choice} Seconds are those of training, with threads: {threads}; beside other work.\n\n"
         + markdown_table(header, rows)
     )

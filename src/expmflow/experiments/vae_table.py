@@ -23,7 +23,7 @@ from expmflow.training.job import OnStep
 from expmflow.training.loop import train
 from expmflow.training.run import RunFolder
 
-Paper = Mapping[str, Mapping[str, tuple[float, float | None, float, float | None]]]
+Paper = Mapping[str, Mapping[str, tuple[float, float, float, float]]]
 MEASURES = (("−ELBO", "elbo"), ("NLL", "nll"))
 KL_ROWS = 500  # test images from which the latents in use are counted
 BEFORE = {  # flows with networks, in the paper's order
@@ -149,7 +149,6 @@ class VAETable(Experiment[VAERow]):
         last = max(record["step"] for record in records)
         seconds = sum(step_seconds(records))
         elbo, elbo_error, nll, nll_error = self.paper[row.images][row.posterior]
-        paper = {"elbo": elbo, "elbo_error": elbo_error, "nll": nll, "nll_error": nll_error}
         return {
             "model": row.model,
             "images": row.images,
@@ -158,7 +157,7 @@ class VAETable(Experiment[VAERow]):
             "unit": unit.name,
             **values.measures(),
             "importance_samples": setting.samples,
-            "paper": {name: value for name, value in paper.items() if value is not None},
+            "paper": {"elbo": elbo, "elbo_error": elbo_error, "nll": nll, "nll_error": nll_error},
             "parameters": count_parameters(trained.model),
             "flow_parameters": flow_parameters(trained.model),  # type: ignore[arg-type]
             **_latents(trained, test),
