@@ -17,6 +17,7 @@ from expmflow.experiments.experiment import Experiment
 from expmflow.experiments.images import ImageTable
 from expmflow.experiments.page import BEGIN, END, page_text, update_page
 from expmflow.experiments.registry import EXPERIMENTS
+from expmflow.experiments.table import seconds_words
 from expmflow.experiments.vae import VAE_TABLE
 from expmflow.experiments.values import Values
 from expmflow.training.build import build_model
@@ -181,3 +182,13 @@ def test_a_page_is_brought_up_to_date(tmp_path: Path):
     assert not any(cell.endswith(" 0.000") for cell in ours)  # an error has at least one digit that says something
     assert update_page(tmp_path)
     assert (tmp_path / "README.md").read_text() == text
+
+
+def test_the_words_on_seconds_count_the_rows_that_were_timed_again():
+    """Nothing says what the machine did meanwhile: the table of VAEs has steps that take longer than in training."""
+    rows: list[dict] = [{"threads": 1}, {"threads": 2, "timed_threads": 1}]
+    assert seconds_words(rows[:1]) == "Seconds are those of training, with threads: 1."
+    assert "with threads: 1 or 2. Those of a step were measured again afterwards for 1 of the 2 rows" in seconds_words(
+        rows
+    )
+    assert "for each row, with threads: 1;" in seconds_words(rows[1:])

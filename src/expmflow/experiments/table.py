@@ -14,10 +14,15 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def seconds_words(rows: Sequence[Mapping[str, Any]]) -> str:
     """A sentence about the seconds of a table: what they measure, and with how many threads."""
-    threads, timed = ({r[key] for r in rows if key in r} for key in ("threads", "timed_threads"))
-    words = f"Seconds are those of training, with threads: {_either(threads)}"
-    beside = f"; beside other work. Those of a step were measured again without it, with threads: {_either(timed)}"
-    return words + (beside if timed else "") + "."
+    timed = [r for r in rows if "timed_threads" in r]
+    words = f"Seconds are those of training, with threads: {_either({r['threads'] for r in rows if 'threads' in r})}."
+    if timed:
+        of = "each row" if len(timed) == len(rows) else f"{len(timed)} of the {len(rows)} rows"
+        words += (
+            f" Those of a step were measured again afterwards for {of}, with threads: "
+            f"{_either({r['timed_threads'] for r in timed})}; so the two need not agree."
+        )
+    return words
 
 
 def _either(values: set[Any]) -> str:
