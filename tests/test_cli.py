@@ -307,11 +307,34 @@ def test_data_describes_what_training_would_refuse_and_says_what_to_do(here: Pat
     assert refused.err.endswith("leave such columns out: data.drop=[colour,age].")
 
 
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ([2 * k + 1 for k in range(200)], "got copies, up to scale and offset: b of a"),
+        ([0.0] * 194 + [3.0, 3.01, 3.02, 3.03, 3.04, 3.05], "got b, which is 0 in 194 of 200"),
+    ],
+    ids=["a copy", "nearly constant"],
+)
+def test_data_names_columns_without_a_density(here: Path, column: list[float], reason: str):
+    """Training refuses them too; a constant column or a gap beside them is no reason to hide it."""
+    lines = [f"{k},{b},{k * k % 7}.5,7,{k or ''}\n" for k, b in enumerate(column)]
+    (here / "t.csv").write_text("a,b,c,constant,gap\n" + "".join(lines))
+    outcome = run_command("data", "t.csv")
+    assert outcome.code == 0
+    assert reason in outcome.err
+    for name in ("b", "constant", "gap"):
+        assert f"data.drop=[{name}]" in outcome.err
+    refused = run_command("train", "table", "data.path=t.csv", "data.drop=[constant,gap]")
+    assert refused.code == 1
+    assert "data.drop=[b]" in refused.err
+
+
 def test_rows_too_few_to_hold_some_out(here: Path):
     """What is said next can be done, and what cannot be done is explained by the run's own settings."""
     (here / "t.csv").write_text("a,b\n1,2.5\n3,4.5\n4,5.1\n")
     trained = run_command("train", "table", "data.path=t.csv", "train.steps=2", "--out", "run")
     assert trained.err.endswith("Next: expmflow report run")
+    assert "On the training rows (none are held out) the nll is" in trained.err
     evaluated = run_command("evaluate", "run")
     message = "Expected rows for test in the run's data; got none, by data.test=0.1; take another --split."
     assert (evaluated.code, evaluated.err) == (1, message)

@@ -80,6 +80,12 @@ class TestReading:
         assert adjacency.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
         assert torch.equal(read_graphs(plain).rows, read_graphs(twice).rows)
 
+    def test_weights_of_edges_do_not_pass_in_silence(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        read_graphs(save(tmp_path / "g.npz"))
+        assert not caplog.records
+        read_graphs(save(tmp_path / "g.npz", edge_weight=np.ones(3), y=np.ones(2)))
+        assert "left out edge_weight, y: read are x, edge_index, sizes." in caplog.text
+
     @pytest.mark.parametrize("text", ["", "graph,node,other\n"])
     def test_graphs_without_edges(self, tmp_path: Path, text: str):
         folder = tables(tmp_path / "g")
@@ -95,7 +101,8 @@ class TestReading:
             ("nodes.csv", "graph,node,a,b\n1,1.5,0,0\n", "Expected whole numbers of graphs and nodes in"),
             ("nodes.csv", "graph,node,a,b\n1,1,0,0\n1,1,2,2\n", "Expected each node of a graph once in"),
             ("nodes.csv", "graph,node,a\n1,1,0\n", "Expected edges between nodes of"),
-            ("edges.csv", "graph,node,other,weight\n1,1,2,0.5\n", "Expected features of nodes in"),
+            ("edges.csv", "graph,node,other,weight\n1,1,2,0.5\n", "Expected only the columns .*; got weight besides"),
+            ("nodes.csv", "graph,node\n1,1\n", "Expected features of nodes in .*; got none beside"),
             ("edges.csv", "graph,node,other\n1,1,9\n", "Expected edges between nodes of"),
         ],
     )
@@ -119,6 +126,9 @@ class TestReading:
         with pytest.raises(DataError, match=r"Expected arrays x, edge_index, sizes in .*; got no edge_index, sizes\."):
             read_graphs(tmp_path / "g.npz")
         assert not holds_graphs(tmp_path / "g.npz")
+        np.savez(tmp_path / "g.npz", x=X, edge_index=EDGES)
+        described = run_command("data", tmp_path / "g.npz")  # a file with edges is none of images
+        assert "Expected arrays x, edge_index, sizes in" in described.err
         folder = tables(tmp_path / "g")
         (folder / "edges.csv").write_text("graph,node,other\n1,1,9\n")
         with pytest.raises(DataError, match=r"Expected edges between nodes of .*; got 1 to 9 in graph 1\."):

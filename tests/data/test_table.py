@@ -103,9 +103,22 @@ def test_no_advice_to_leave_columns_out_where_all_are_needed(tmp_path: Path, tex
     assert "data." not in str(refused.value)
 
 
-def test_numbers_with_commas_are_refused_with_how_to_write_them(tmp_path: Path):
-    with pytest.raises(DataError, match=r"Write 1,5 as 1\.5: numbers have points"):
-        load_table(written(tmp_path, "a;b\n1,5;2,5\n"))
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("1,5;2,5", "Write 1,5 as 1.5"),
+        ("1.234,5;2.5", "Write 1.234,5 as 1234.5"),
+        ("1,234.5;2.5", "Write 1,234.5 as 1234.5"),
+        ("-1,234,567;2.5", "Write -1,234,567 as -1234567"),
+        ("1,234;12,5", "Write 12,5 as 12.5"),
+        ("1,234;5", "Write 1,234 as 1.234 or 1234"),  # the file does not say which
+    ],
+)
+def test_numbers_with_commas_are_refused_with_how_to_write_them(tmp_path: Path, text: str, advice: str):
+    for header in ("a;b\n", ""):
+        with pytest.raises(DataError) as refused:
+            load_table(written(tmp_path, f"{header}{text}\n{text}\n"))
+        assert str(refused.value).endswith(f"{advice}: numbers have points, and no commas.")
 
 
 def test_text_in_another_encoding_is_refused_with_what_to_do(tmp_path: Path):
@@ -143,7 +156,7 @@ def test_arrays_of_any_real_kind(tmp_path: Path, dtype: str):
         ("", "Expected rows of numbers in"),
         ("a,b\n", "Expected rows of numbers in"),
         ("1,2\n3\n", "Expected 2 columns in line 2 of"),
-        ("1,2\nx,4\n", "x1 has 'x' in line 2. Fill them in, or leave such columns out: data.drop=[x1]."),
+        ("1,2\nx,4\n", "x1 has 'x' in line 2. Put numbers in their place, or leave such columns out: data.drop=[x1]."),
         ("a,b\n1,2\n3,\n", "b has 1 rows without a number, first line 3."),
         ("1,2\nnan,4\n?,4\n", "x1 has 2 rows without a number, first line 2."),
         ("1,inf\n", "x2 has inf in line 1, which float32 does not hold."),

@@ -166,6 +166,12 @@ def test_every_validation_is_inside_the_plot(trained: Trained):
     assert low < 1 < 91 < high
 
 
+def test_the_single_record_of_a_short_run_is_visible(trained: Trained):
+    records = [{"step": 50, "nll": 2.0, "lr": 0.1}, {"step": 50, "validation_nll": 1.0}]
+    figure = curves_figure([dataclasses.replace(summarise(trained), records=records)])
+    assert all(line.get_marker() == "o" for axis in figure.axes for line in axis.lines)
+
+
 def test_settings_are_those_that_apply_and_the_page_says_when_and_where(run: Path):
     page = run_report(run)
     config = {name for name, *_ in Page(page).tables["config"]}

@@ -69,6 +69,15 @@ def test_a_misspelt_key_names_the_nearest(override: str, near: str):
         load_config("moons", [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("steps=50", "train.steps"), ("lr=1", "optim.lr"), ("path=x.csv", "data.path"), ("subflow=x", "model.subflow")],
+)
+def test_a_setting_without_its_section_is_told_which(override: str, key: str):
+    with pytest.raises(ConfigError, match=rf"no such key \(did you mean '{key}'\?\)"):
+        load_config("moons", [override])
+
+
 @pytest.mark.parametrize(("setting", "kinds"), [("mixing", MIXINGS), ("subflow", SUBFLOWS)])
 def test_configs_and_help_know_every_kind_of_layer_and_no_other(setting: str, kinds: dict[str, object]):
     for kind in kinds:

@@ -186,10 +186,11 @@ def _conclude(run: RunFolder, data: Dataset) -> None:
     other = "" if unit == NATS else f" ({best * unit.per_nat:.4f} {unit.name})"
     say(f"Done at step {step}: best validation nll {best:.4f} nats{other}.{note}")
     tested = float(known.nll[known.tested].mean())
-    part = known.tested if known.counts["validation"] + known.counts["test"] else "training (none are held out)"
+    held_out = known.counts["validation"] + known.counts["test"]
+    rows = f"{known.tested} rows" if held_out else "the training rows (none are held out)"
     for name, nll in known.baselines.items():
         verdict = "" if tested < nll else " The model does not beat it: simpler ones, or more rows, may be better."
-        say(f"On {part} rows the nll is {tested:.4f} nats; that of {name} is {nll:.4f}.{verdict}")
+        say(f"On {rows} the nll is {tested:.4f} nats; that of {name} is {nll:.4f}.{verdict}")
     place = shlex.quote(str(run.path))
     evaluation = f"expmflow evaluate {place}; " if known.counts["test"] else ""
     say(f"Next: {evaluation}expmflow report {place}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from expmflow.data.errors import DataError, first_line
 from expmflow.data.table import Table, load_table
 
+log = logging.getLogger(__name__)
 ARRAYS = ("x", "edge_index", "sizes")
 NODES, EDGES = "nodes.csv", "edges.csv"
 MOST_ENTRIES = 2**28  # of all adjacencies, which are dense: 2 GiB
@@ -57,11 +59,11 @@ def read_graphs(path: Path, nodes: int = 1) -> OwnGraphs:
 
 
 def holds_graphs(path: Path) -> bool:
-    """Whether a `.npz` file has the arrays of graphs."""
+    """Whether a `.npz` file has edges; `read_graphs` names other arrays that are missing."""
     if path.suffix.lower() != ".npz" or not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
-        return {f"{name}.npy" for name in ARRAYS} <= set(archive.namelist())
+        return "edge_index.npy" in archive.namelist()
 
 
 def _padded(x: np.ndarray, edges: np.ndarray, sizes: np.ndarray, most: int) -> Tensor:
@@ -85,10 +87,13 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             if missing:
                 raise DataError(f"Expected arrays {', '.join(ARRAYS)} in {path}; got no {', '.join(missing)}.")
             x, edges, sizes = (np.asarray(loaded[name]) for name in ARRAYS)
+            others = [name for name in loaded.files if name not in ARRAYS]
     except DataError:
         raise
     except Exception as error:  # numpy parses headers as Python, and raises whatever that parser raises
         raise DataError(f"Expected graphs in {path}; got: {_reason(error)}.") from None
+    if others:
+        log.warning("Of the arrays in %s, left out %s: read are %s.", path, ", ".join(others), ", ".join(ARRAYS))
     if x.ndim != 2 or x.dtype.kind not in "fiu" or 0 in x.shape:
         raise DataError(f"Expected finite features (nodes, F) in x of {path}; got {x.dtype} of shape {x.shape}.")
     strange = np.flatnonzero(~np.isfinite(x).all(axis=1))
@@ -132,8 +137,11 @@ def _tables(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str
     for table, columns in ((nodes, ("graph", "node")), (edges, ("graph", "node", "other"))):
         if table.names[: len(columns)] != columns:
             raise DataError(f"Expected the first columns {', '.join(columns)} in {table.path}; got {table.names}.")
-    if len(nodes.names) < 3 or len(edges.names) != 3:
-        raise DataError(f"Expected features of nodes in {nodes.path}, and three columns in {edges.path}; got others.")
+    if len(nodes.names) < 3:
+        raise DataError(f"Expected features of nodes in {nodes.path}; got none beside graph and node.")
+    if len(edges.names) != 3:
+        others = ", ".join(edges.names[3:])
+        raise DataError(f"Expected only the columns graph, node, other in {edges.path}; got {others} besides.")
     for table, count in ((nodes, 2), (edges, 3)):
         if bool((table.rows[:, :count] % 1 != 0).any()):
             raise DataError(f"Expected whole numbers of graphs and nodes in {table.path}; got fractions.")

@@ -20,7 +20,8 @@ from expmflow.data.errors import DataError, first_line, list_setting
 log = logging.getLogger(__name__)
 LARGEST_TABLE = 2**38  # bytes; no machine holds a larger table
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?", "-")  # how files mark missing numbers
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+WITH_COMMA = re.compile(r"[+-]?(?=.*,)(\d+|\d{1,3}(,\d{3})+|\d{1,3}(\.\d{3})+)([.,]\d+)?")  # 1,5 or 1.234,5 or 1,234.5
+COMMA_OF_THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")  # or of decimals: nobody can know
 MARKS = ";\t,"  # between entries; the comma last, because it also occurs in numbers and names
 OTHER_MARKS = "| "  # used only if the user asks for them
 MOST_LISTED = 8  # the most columns in a message
@@ -159,17 +160,27 @@ def _numbers(
 
 
 def _remedy(cells: np.ndarray, columns: Sequence[str], droppable: bool) -> str:
-    marks = [cell for cell in cells.flat if cells.dtype.kind == "U" and DECIMAL_COMMA.fullmatch(cell)]
+    marks = [cell for cell in cells.flat if cells.dtype.kind == "U" and WITH_COMMA.fullmatch(cell)]
     if marks:
-        return f"Write {marks[0]} as {marks[0].replace(',', '.')}: numbers have points, and no commas."
+        clear = next((cell for cell in marks if not COMMA_OF_THOUSANDS.fullmatch(cell)), None)
+        written = _without_comma(clear) if clear else f"{marks[0].replace(',', '.')} or {marks[0].replace(',', '')}"
+        return f"Write {clear or marks[0]} as {written}: numbers have points, and no commas."
     parts = {mark: str(cells[0, 0]).split(mark) for mark in OTHER_MARKS}
     between = next((mark for mark in OTHER_MARKS if len(parts[mark]) > 1 and any(map(_is_number, parts[mark]))), None)
     if between and droppable and cells.shape[1] == 1:
         return f"If {between!r} stands between entries, say so: 'data.separator=\"{between}\"'."
     if not droppable:
-        return "Fill them in, or leave such rows out."
+        return "Put numbers in their place, or leave such rows out."
     dropped = list_setting("data.drop", columns[:MOST_LISTED], more=len(columns) > MOST_LISTED)
-    return f"Fill them in, or leave such columns out: {dropped}."
+    return f"Put numbers in their place, or leave such columns out: {dropped}."
+
+
+def _without_comma(number: str) -> str:
+    """1234.5 for 1.234,5 and for 1,234.5: the last mark is the decimal point, unless it stands more than once."""
+    mark = max(".,", key=number.rfind)
+    whole, _, fraction = number.rpartition(mark)
+    parts = [re.sub("[.,]", "", part) for part in (whole, fraction)]
+    return ("." if number.count(mark) == 1 else "").join(parts)
 
 
 def _listed(words: Sequence[str], between: str = ", ") -> str:
@@ -229,7 +240,7 @@ def _mark(first: Sequence[str]) -> str:
     for mark in MARKS:
         rows = [row for row in csv.reader(first, delimiter=mark) if any(map(str.strip, row))]
         alike = len({len(row) for row in rows}) == 1 and len(rows[0]) > 1
-        if alike and all("," not in cell or DECIMAL_COMMA.fullmatch(cell.strip()) for cell in rows[-1]):
+        if alike and all("," not in cell or WITH_COMMA.fullmatch(cell.strip()) for cell in rows[-1]):
             return mark
     return next((mark for mark in reversed(MARKS) if mark in first[0]), ",")
 

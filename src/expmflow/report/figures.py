@@ -30,13 +30,15 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
         unit = summary.unit.per_nat if len(names) == 1 else 1.0
         label = f"{summary.name}: " if len(summaries) > 1 else ""
         steps, values = _series(summary.records, "nll", unit)
-        left.plot(steps, values, color=colour, alpha=0.35, linewidth=1, label=f"{label}training{_warmup(summary)}")
+        style: dict[str, Any] = {"alpha": 0.35, "linewidth": 1, "marker": _marker(steps), "markersize": 3}
+        left.plot(steps, values, color=colour, label=f"{label}training{_warmup(summary)}", **style)
         steps, values = _series(summary.records, "validation_nll", unit)
         left.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=3, label=f"{label}validation")
         if steps:
             best = summary.best
             left.plot([best["step"]], [unit * best["validation_nll"]], marker="o", markersize=7, mfc="none", mec=colour)
-        right.plot(*_series(summary.records, "lr"), color=colour, linewidth=1.8)
+        steps, rates = _series(summary.records, "lr")
+        right.plot(steps, rates, color=colour, linewidth=1.8, marker=_marker(steps), markersize=3)
         shown += _series(summary.records, "nll", unit)[1]
         validated += values
     _limit(left, shown, validated)
@@ -50,6 +52,11 @@ def curves_figure(summaries: Sequence[Summary]) -> Figure:
     if left.lines:
         left.legend(frameon=False, fontsize=8, labelcolor=INK)
     return figure
+
+
+def _marker(steps: Sequence[int]) -> str:
+    """A dot for the single record of a short run, which makes no line."""
+    return "o" if len(steps) == 1 else ""
 
 
 def _warmup(summary: Summary) -> str:

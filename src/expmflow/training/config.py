@@ -234,7 +234,8 @@ def _problem(entry: Any) -> str:
     where, section = _section(entry["loc"])
     place = ".".join(map(str, where))
     if entry["type"] == "extra_forbidden":
-        return f"{place}: no such key{_nearest(str(where[-1]), section.model_fields)}"
+        within = _with_section(place) if len(where) == 1 else None
+        return f"{place}: no such key{_hint(within) if within else _nearest(str(where[-1]), section.model_fields)}"
     if entry["type"] == "unknown_data":
         return f"{place}: {entry['msg']}, got {entry['input']!r}{_nearest(entry['input'], sources())}"
     if entry["type"] == "union_tag_invalid":
@@ -259,9 +260,20 @@ def _section(place: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     return place, Config if len(place) == 1 else Config.model_fields[place[0]].annotation
 
 
+def _with_section(key: str) -> str | None:
+    """The key of a setting that was written without its section."""
+    sections: list[tuple[str, type[Section]]] = [("data", DataConfig), ("optim", OptimConfig), ("train", TrainConfig)]
+    sections += [("model", kind) for kind in MODELS.values()]
+    return next((f"{name}.{key}" for name, section in sections if key in section.model_fields), None)
+
+
 def _nearest(word: str, known: Any) -> str:
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return _hint(near[0]) if near else ""
+
+
+def _hint(word: str) -> str:
+    return f" (did you mean {word!r}?)"
 
 
 def _in_one_line(error: Exception) -> str:

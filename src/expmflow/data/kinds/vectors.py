@@ -95,6 +95,9 @@ class Vectors(Kind):
         constant = [name for name, found in zip(columns, numbers, strict=True) if found and found[0] == found[3]]
         left_out = list_setting("data.drop", constant)
         notes = [*faults, *([f"Columns of one value have no density; leave them out: {left_out}."] if constant else [])]
+        sound = [k for k, name in enumerate(columns) if name not in constant and not rows[:, k].isnan().any()]
+        if path is not None and sound:
+            notes += _refusals(rows[:, sound], [columns[k] for k in sound], str(path))
         return Description(
             f"{title}: {len(rows)} rows, {rows.shape[1]} columns",
             lines,
@@ -169,6 +172,15 @@ def jittered(rows: Tensor, uniform: Tensor, share: float, train: Tensor) -> Tens
     """
     first, second = (uniform * len(train)).long().clamp_max(len(train) - 1).unbind(1)
     return rows + share / 2**0.5 * (train[first] - train[second])
+
+
+def _refusals(rows: Tensor, names: Sequence[str], source: str) -> list[str]:
+    """What `check_columns` says about these columns."""
+    try:
+        check_columns(rows, names, source)
+    except DataError as error:
+        return [str(error)]
+    return []
 
 
 def _moments(values: Tensor) -> tuple[float, ...]:
