@@ -136,3 +136,20 @@ def test_what_does_not_fit_is_refused():
         posterior.rsample_and_log_prob(torch.zeros(3, 9), torch.zeros(3, 3))
     with pytest.raises(ValueError, match="event_shape of at least 1"):
         ef.distributions.AmortizedGaussian((0,))
+    for shape in (4, ()):
+        for base in (AmortizedGaussian, StandardNormal):
+            with pytest.raises(TypeError, match=r"^Expected an event_shape such as \(4,\); got (4|\(\))\.$"):
+                base(shape)
+    with pytest.raises(TypeError, match=r"^Expected a layer or a list of layers; got Linear\.$"):
+        FlowPosterior(torch.nn.Linear(2, 2), AmortizedGaussian((2,)))
+
+
+def test_a_gaussian_takes_its_own_parameters_alone():
+    """The numbers of a flow beside them would be read as more means and variances, and a latent be spread over all."""
+    posterior = FlowPosterior(T.Planar(2, amortized=True), AmortizedGaussian((2,)))
+    params = torch.zeros(3, posterior.params_per_sample + 1)  # an even number of them
+    for read in (posterior.base.kl, posterior.base.moments, lambda p: posterior.base.log_prob(torch.zeros(3, 5), p)):
+        with pytest.raises(ValueError, match=r"^Expected parameters of shape \(batch, 4\); got \(3, 10\)\.$"):
+            read(params)
+    with pytest.raises(ValueError, match=r"^Expected latents of shape \(3, 2\); got \(3, 1\)\.$"):
+        FlowPosterior(None, AmortizedGaussian((2,))).log_prob(torch.zeros(3, 1), torch.zeros(3, 4))

@@ -229,3 +229,29 @@ def test_what_does_not_fit_is_refused():
     wrong = VAE(nn.Sequential(nn.Flatten(), nn.Linear(16, 7)), posterior, vae.decoder)
     with pytest.raises(ValueError, match=r"^Expected parameters of shape \(batch, 8\); got \(2, 7\)\.$"):
         wrong(torch.zeros(2, 1, 4, 4, dtype=torch.int64))
+
+
+def test_networks_are_modules_that_return_one_tensor():
+    """Of a function around a network nothing would be trained; and means and variances are one output, not two."""
+    vae, x = own_networks(), torch.zeros(2, 1, 4, 4, dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"^Expected a torch\.nn\.Module as the encoder; got function\.$"):
+        VAE(lambda x: vae.encoder(x), vae.posterior, vae.decoder)
+    with pytest.raises(TypeError, match=r"^Expected a torch\.nn\.Module as the decoder; got function\.$"):
+        VAE(vae.encoder, vae.posterior, lambda z: vae.decoder(z))
+    pair = nn.LSTM(4, 16)
+    with pytest.raises(TypeError, match=r"^Expected one tensor from the decoder; got tuple\.$"):
+        VAE(vae.encoder, vae.posterior, pair)
+    with pytest.raises(TypeError, match=r"^Expected one tensor from the encoder; got tuple\.$"):
+        VAE(nn.Sequential(nn.Flatten(), nn.LSTM(16, 8)), vae.posterior, vae.decoder)(x)
+
+
+def test_what_is_no_data_is_refused():
+    vae, x = linear_vae(), draw("x", 4, 3)
+    with pytest.raises(TypeError, match=r"^Expected data to be a tensor; got ndarray\.$"):
+        vae(x.numpy())
+    with pytest.raises(TypeError, match=r"^Expected data of dtype torch\.float64, as the model; got torch\.float32\.$"):
+        vae(x.float())
+    with pytest.raises(ValueError, match=r"^Expected data of shape \(batch, \*\(3,\)\); got events \(\)\.$"):
+        vae(x[0, 0])
+    with pytest.raises(ValueError, match=r"^Expected the number of samples of at least 0; got -1\.$"):
+        vae.sample(-1)

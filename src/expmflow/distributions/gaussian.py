@@ -11,11 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_count
+from expmflow._validation import expect, expect_count, expect_type
 from expmflow.nn.graph import node_mask, split_graph
 
 LOG_2PI = math.log(2 * math.pi)
 UNIT_VARIANCE = math.sqrt(3) / math.pi  # the scale of a logistic whose variance is one
+
+
+def checked_shape(event_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of an event as a tuple of at least one size."""
+    sizes = isinstance(event_shape, Sequence) and len(event_shape) > 0
+    expect_type(sizes, "an event_shape such as (4,)", repr(event_shape))
+    for size in event_shape:
+        expect_count(size, "event_shape")
+    return tuple(event_shape)
 
 
 class Base(nn.Module, ABC):
@@ -29,9 +38,7 @@ class Base(nn.Module, ABC):
 
     def __init__(self, event_shape: Sequence[int]) -> None:
         super().__init__()
-        for size in event_shape:
-            expect_count(size, "event_shape")
-        self.event_shape = tuple(event_shape)
+        self.event_shape = checked_shape(event_shape)
         self.register_buffer("_like", torch.zeros(()), persistent=False)  # records the module's dtype and device
 
     def description(self) -> str:

@@ -48,6 +48,7 @@ class Likelihood(nn.Module, ABC):
     def scaled(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The data as the encoder sees it: integers scaled to [−1, 1], floats unchanged."""
         if self.levels is None:
+            expect_type(x.dtype == dtype, f"data of dtype {dtype}, as the model", x.dtype)
             return x
         check_levels(x, self.levels)
         return unit_scale(x, self.levels, dtype)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from expmflow._validation import expect, expect_count, expect_type
+from expmflow._validation import expect, expect_type
 from expmflow.distributions.foreign import TorchBase
-from expmflow.distributions.gaussian import Base, normal_log_density
+from expmflow.distributions.gaussian import Base, checked_shape, normal_log_density
 from expmflow.nn.precision import raised
 from expmflow.transforms.amortized import Amortized
 from expmflow.transforms.base import Chain, Transform
@@ -35,9 +35,7 @@ class AmortizedGaussian(nn.Module):
 
     def __init__(self, event_shape: Sequence[int]) -> None:
         super().__init__()
-        for size in event_shape:
-            expect_count(size, "event_shape")
-        self.event_shape = tuple(event_shape)
+        self.event_shape = checked_shape(event_shape)
 
     @property
     def params_per_sample(self) -> int:
@@ -52,11 +50,13 @@ class AmortizedGaussian(nn.Module):
     def log_prob(self, z: Tensor, params: Tensor) -> Tensor:
         """`(batch,)`."""
         mean, log_std = self.moments(params)
+        expect(z.shape == mean.shape, f"latents of shape {tuple(mean.shape)}", tuple(z.shape))
         standard = (z - mean) * (-log_std).exp()
         return normal_log_density(standard, log_std).flatten(1).sum(1)
 
     def moments(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log standard deviations."""
+        _check_params(params, self.params_per_sample, self.event_shape)
         mean, raw = params.chunk(2, dim=1)
         log_variance = torch.where(raw < _SMALL, raw, F.softplus(raw.clamp_min(_SMALL)).log())
         return mean, 0.5 * log_variance
@@ -158,10 +158,13 @@ class FlowPosterior(nn.Module):
         """The parameters of the base, and those of the flow."""
         if torch.is_autocast_enabled(params.device.type):  # log-densities need all digits
             params = raised(params, torch.float32)
-        wanted = self.params_per_sample
-        fits = params.ndim == len(self.event_shape) + 1 and params.shape[1] == wanted
-        fits = fits and params.shape[2:] == self.event_shape[1:]
-        shape = ("batch", wanted, *self.event_shape[1:])
-        expect(fits, f"parameters of shape ({', '.join(map(str, shape))})", tuple(params.shape))
+        _check_params(params, self.params_per_sample, self.event_shape)
         own, rest = params.split([self._of_base, self.transform.params_per_sample], dim=1)
         return own, rest if self.transform.params_per_sample else None
+
+
+def _check_params(params: Tensor, count: int, event_shape: tuple[int, ...]) -> None:
+    """Raise unless there are `count` numbers for each sample, or at each point of an image."""
+    shape = (count, *event_shape[1:])
+    fits = params.ndim > 0 and tuple(params.shape[1:]) == shape
+    expect(fits, f"parameters of shape (batch, {', '.join(map(str, shape))})", tuple(params.shape))

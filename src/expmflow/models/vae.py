@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, final
 import torch
 from torch import Tensor, nn
 
-from expmflow._validation import expect, expect_type
+from expmflow._validation import expect, expect_count, expect_type
 from expmflow.distributions import Bernoulli, Density, Draw, FlowPosterior, Likelihood, NonFiniteError, TorchBase
 from expmflow.distributions.describe import count_parameters
 from expmflow.distributions.gaussian import normal_log_density
@@ -52,6 +52,8 @@ class VAE(Density):
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__()
+        for name, network in (("encoder", encoder), ("decoder", decoder)):  # the parameters of others are not trained
+            expect_type(isinstance(network, nn.Module), f"a torch.nn.Module as the {name}", type(network).__name__)
         expect_type(isinstance(posterior, FlowPosterior), "a FlowPosterior", type(posterior).__name__)
         base = posterior.base
         if isinstance(base, TorchBase):  # a density draws no number that it was not given
@@ -69,7 +71,7 @@ class VAE(Density):
     def _find_event_shape(self) -> tuple[int, ...]:
         """Find the shape of the data from the decoder's output for zero latents."""
         modes = [(part, part.training) for part in self.decoder.modules()]  # some may be in evaluation mode on purpose
-        params = self.decoder.eval()(torch.zeros(1, *self.posterior.event_shape).to(self._like))
+        params = _tensor("decoder", self.decoder.eval()(torch.zeros(1, *self.posterior.event_shape).to(self._like)))
         for part, training in modes:
             part.training = training
         expect(params.ndim >= 2, "a decoder to parameters of shape (batch, channels, *n)", tuple(params.shape))
@@ -99,8 +101,8 @@ class VAE(Density):
     def forward(self, x: Tensor, context: Any = None, *, noise: Noise = None, beta: Tensor | None = None) -> Tensor:
         """One sample of the lower bound on log p(x), `(batch,)`; `beta` weighs log q(z | x) − log N(z)."""
         expect(context is None, "no context for a VAE", "one")
-        (epsilon,) = given_noise(self.draws, noise, x.shape[0], self._like)
         params = self._encoded(x)
+        (epsilon,) = given_noise(self.draws, noise, x.shape[0], self._like)
         with unread():  # the result is checked
             z, log_q = self.posterior.rsample_and_log_prob(params, epsilon)
         decoded = self._decoded(z)
@@ -114,6 +116,7 @@ class VAE(Density):
     def sample(self, n: int, context: Any = None, *, temperature: float = 1.0, noise: Noise = None) -> Tensor:
         """`(n, *event)`; `temperature` multiplies the standard deviation of the latents."""
         expect(context is None, "no context for a VAE", "one")
+        expect_count(n, "the number of samples", at_least=0)
         expect(temperature > 0, "a positive temperature", temperature)
         latents, *rest = given_noise(self.sample_draws, noise, n, self._like)
         return self.likelihood.sample(self._decoded(temperature * latents), tuple(rest))
@@ -166,15 +169,22 @@ class VAE(Density):
         return "\n".join([*lines, f"parameters in all: {count_parameters(self):,}"])
 
     def _encoded(self, x: Tensor) -> Tensor:
+        expect_type(isinstance(x, Tensor), "data to be a tensor", type(x).__name__)
         shape = tuple(x.shape[1:])
         expect(shape == self.event_shape, f"data of shape (batch, *{self.event_shape})", f"events {shape}")
         if x.stride(0) == 0 and len(x) > 1 and not torch.is_grad_enabled():  # one row repeated, for importance weights
             return self._encoded(x[:1]).expand(len(x), *(-1 for _ in range(len(self.posterior.event_shape))))
         dtype = self._like.dtype
-        return self.encoder(self.likelihood.scaled(x, dtype)).to(dtype)
+        return _tensor("encoder", self.encoder(self.likelihood.scaled(x, dtype))).to(dtype)
 
     def _decoded(self, z: Tensor) -> Tensor:
-        return self.decoder(z).to(z.dtype)
+        return _tensor("decoder", self.decoder(z)).to(z.dtype)
+
+
+def _tensor(network: str, output: Any) -> Tensor:
+    """The output of a network, for example not a pair of means and variances."""
+    expect_type(isinstance(output, Tensor), f"one tensor from the {network}", type(output).__name__)
+    return output
 
 
 def _raise_not_finite(x: Tensor, params: Tensor, z: Tensor, log_q: Tensor, decoded: Tensor) -> NoReturn:

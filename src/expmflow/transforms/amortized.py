@@ -95,6 +95,7 @@ class Amortized(Composite):
     def __init__(self, layers: Transform | Iterable[Transform], *, context_features: int = 0) -> None:
         super().__init__()
         expect_count(context_features, "context_features", at_least=0)
+        expect_type(isinstance(layers, Transform | Iterable), "a layer or a list of layers", type(layers).__name__)
         self.layers = nn.ModuleList(_single_layers([layers] if isinstance(layers, Transform) else layers))
         self.context_features = context_features
         self.columns = [params_per_sample(layer) for layer in self.layers]
