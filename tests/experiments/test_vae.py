@@ -16,6 +16,7 @@ from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.registry import EXPERIMENTS
 from expmflow.experiments.vae import PAPER, POSTERIORS, VAE_TABLE
 from expmflow.experiments.vae_table import flow_parameters, references
+from expmflow.experiments.vae_text import MAIN
 from expmflow.models import image_vae
 from expmflow.models.posteriors import POSTERIORS as KNOWN
 from expmflow.models.posteriors import FlowSettings, build_posterior
@@ -194,6 +195,32 @@ class TestReproduce:
         assert json.loads(run_command("evaluate", run, "--json").out)["nll"] == pytest.approx(row["elbo"], abs=1e-4)
         weighed = run_command("evaluate", run, "--images", "5", "--importance-samples", "6", "--json")
         assert json.loads(weighed.out)["importance_weighted_nll"] == pytest.approx(row["nll"], abs=1e-4)
+
+    def test_rows_that_vary_the_main_preset_are_compared_with_it(self, tmp_path: Path, tiny):
+        """With themselves there, and with the rows before them, which are trained there alone."""
+        laptop, wide = (VAE_TABLE.of_presets[name] for name in ("laptop", "wide-context"))
+        rows = dict.fromkeys(("iaf", "sylvester"), (0,))
+        setting = replace(laptop.settings["mnist"], rows=rows)
+        setting = replace(setting, model={**setting.model, "context": 4})
+        tiny.setitem(VAE_TABLE.of_presets, "wide-context", replace(wide, settings={"mnist": setting}))
+        of_main = ("mnist-gaussian-0", "mnist-sylvester-0")
+        assert reproduce(tmp_path, *(part for name in of_main for part in ("--only", name))).code == 0
+        assert reproduce(tmp_path, "--preset", "wide-context").code == 0
+        table = json.loads((tmp_path / "results" / "vae-wide-context.json").read_text())
+        here, there = (tmp_path / "results" / folder for folder in ("vae-wide-context", "vae"))
+        expected = {}
+        for model, minus, folder in (
+            ("mnist-iaf", f"mnist-gaussian{MAIN}", there),
+            ("mnist-sylvester", "mnist-iaf", here),
+            ("mnist-sylvester", f"mnist-sylvester{MAIN}", there),
+            ("mnist-sylvester", f"mnist-gaussian{MAIN}", there),
+        ):
+            values = np.load(here / f"{model}-0.npy") - np.load(folder / f"{minus.removesuffix(MAIN)}-0.npy")
+            expected[model, minus] = pytest.approx(float(values.mean()), abs=1e-5)
+        assert {(d["model"], d["minus"]): d["elbo"] for d in table["differences"]} == expected
+        text = (tmp_path / "results" / "vae-wide-context.md").read_text()
+        assert "| Generalized Sylvester | Generalized Sylvester, preset laptop | 0 | – |" in text
+        assert "| Generalized Sylvester | Gaussian, preset laptop | 0 | -2.25 |" in text
 
     def test_a_row_that_was_cut_goes_on_to_the_same_numbers(self, tmp_path: Path, tiny):
         class Cut(Exception):

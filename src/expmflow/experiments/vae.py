@@ -135,6 +135,22 @@ HIGHER_RATE = Preset(
     },
     "An amortised flow is told thousands of numbers of each image, and moves faster than one that is told a few dozen "
     "at the same rate; so the rates of both are raised. " + LAPTOP.choices,
+    varies_main=True,
+)
+WIDE_CONTEXT = Preset(
+    "flows with networks on MNIST, with contexts as wide as these, as laptop otherwise",
+    {
+        "mnist": replace(
+            MNIST,
+            rows=dict.fromkeys(("sylvester", "iaf"), (0,)),
+            model={**MNIST.model, "context": MNIST.model["hidden"]},
+        )
+    },
+    "A flow with a network is told 160 numbers of each image, as many as the network has hidden units, as in the "
+    "original; the preset laptop has 32. " + LAPTOP.choices,
+    varies_main=True,
 )
 
-VAE_TABLE = VAETable({"laptop": LAPTOP, "higher-rate": HIGHER_RATE, "paper": FULL}, POSTERIORS, PAPER)
+VAE_TABLE = VAETable(
+    {"laptop": LAPTOP, "higher-rate": HIGHER_RATE, "wide-context": WIDE_CONTEXT, "paper": FULL}, POSTERIORS, PAPER
+)

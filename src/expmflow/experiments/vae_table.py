@@ -13,7 +13,7 @@ import torch
 from expmflow._validation import expect_type
 from expmflow.distributions.describe import count_parameters
 from expmflow.experiments.experiment import Comparison, Experiment, Result, median_step, step_seconds
-from expmflow.experiments.vae_text import vae_text
+from expmflow.experiments.vae_text import MAIN, vae_text
 from expmflow.experiments.values import Values, likelihood_comparisons, paired_differences
 from expmflow.models.vae import VAE
 from expmflow.runs.evaluation import Trained, open_run
@@ -57,11 +57,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Preset:
-    """A setting for each set of images."""
+    """A setting for each set of images.
+
+    Args:
+        about: for `--help`.
+        settings: by the name of the images.
+        choices: what the text of the table says about them.
+        varies_main: whether its rows are those of the main preset but for one setting, and are compared with them.
+    """
 
     about: str
     settings: Mapping[str, Setting]
     choices: str = ""
+    varies_main: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,13 +186,28 @@ class VAETable(Experiment[VAERow]):
         return median_step(row.config(preset, threads), device)
 
     def more(self, found: Sequence[Result], folder: Path, preset: str) -> dict[str, Any]:
-        """Differences between rows of the same seed on the same test images."""
+        """Differences between rows of the same seed on the same test images.
+
+        Rows that vary the main preset are also compared with its finished rows: themselves, and those before them.
+        """
         values = {(r["model"], r["seed"]): Values.load(folder, self.row_name(r)) for r in found}
-        return {"differences": paired_differences(values, {r["model"]: references(r["model"]) for r in found})}
+        against = {r["model"]: references(r["model"]) for r in found}
+        if self.of_presets[preset].varies_main:
+            main = self.results_file(folder.parent, self.main)
+            for r in self.load(main):
+                values[r["model"] + MAIN, r["seed"]] = Values.load(main.with_suffix(""), self.row_name(r))
+            against = {a: [*before, *(b + MAIN for b in (a, *before))] for a, before in against.items()}
+            against |= {model: [] for model, _ in values if model.endswith(MAIN)}
+        return {"differences": paired_differences(values, against)}
 
     def text(self, table: Mapping[str, Any], preset: str) -> str:
-        configs = {row.images: row.config(preset) for row in self.rows(preset)}
-        return vae_text(table, labels=self.labels, configs=configs, choices=self.of_presets[preset].choices)
+        return vae_text(
+            table,
+            labels=self.labels,
+            paper={f"{images}-{name}": cell for images, cells in self.paper.items() for name, cell in cells.items()},
+            configs={row.images: row.config(preset) for row in self.rows(preset)},
+            choices=self.of_presets[preset].choices,
+        )
 
     def comparisons(self, table: Mapping[str, Any]) -> list[Comparison]:
         labels = {r["model"]: f"{r['images']}, {self.labels[r['posterior']]}" for r in table["rows"]}

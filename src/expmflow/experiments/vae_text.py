@@ -25,12 +25,18 @@ HEADER = [
 ]
 TITLES = {"mnist": "Black and white MNIST, nats", "cifar10": "CIFAR-10, bits per dimension"}
 DIGITS = {"mnist": 2, "cifar10": 3}
+MAIN = ", preset laptop"  # marks a row of the main preset in the differences of another
 
 Row = Mapping[str, Any]
 
 
 def vae_text(
-    table: Mapping[str, Any], *, labels: Mapping[str, str], configs: Mapping[str, Config], choices: str
+    table: Mapping[str, Any],
+    *,
+    labels: Mapping[str, str],
+    paper: Mapping[str, Sequence[float]],
+    configs: Mapping[str, Config],
+    choices: str,
 ) -> str:
     """Rows, means over seeds, the validation and differences on the same images, for each set of images."""
     parts = [
@@ -59,7 +65,7 @@ def vae_text(
         if differences:
             header = ["posterior", "minus", "seed", "paper −ELBO", "ours", "paper NLL", "ours"]
             parts.append("Differences on the same test images, below zero where the posterior is better:\n")
-            parts.append(markdown_table(header, [_difference(d, rows, labels, digits) for d in differences]))
+            parts.append(markdown_table(header, [_difference(d, labels, paper, digits) for d in differences]))
     return "\n".join(parts)
 
 
@@ -115,12 +121,12 @@ def _validations(r: Row, labels: Mapping[str, str], steps: Sequence[int], digits
     return [labels[r["posterior"]], str(r["seed"]), *values]
 
 
-def _difference(d: Row, rows: Sequence[Row], labels: Mapping[str, str], digits: int) -> list[str]:
-    known = {r["model"]: r for r in rows}
-    ours, theirs = known[d["model"]], known[d["minus"]]
-    line = [labels[ours["posterior"]], labels[theirs["posterior"]], str(d["seed"])]
-    for name in ("elbo", "nll"):
-        line.append(f"{ours['paper'][name] - theirs['paper'][name]:+.2f}")
+def _difference(d: Row, labels: Mapping[str, str], paper: Mapping[str, Sequence[float]], digits: int) -> list[str]:
+    ours, (theirs, *of_main) = d["model"], d["minus"].split(MAIN)
+    names = [labels[model.partition("-")[2]] for model in (ours, theirs)]
+    line = [names[0], names[1] + MAIN * len(of_main), str(d["seed"])]
+    for name, place in (("elbo", 0), ("nll", 2)):
+        line.append("–" if ours == theirs else f"{paper[ours][place] - paper[theirs][place]:+.2f}")
         line.append(f"{d[name]:+.{digits}f} ± {d[f'{name}_standard_error']:.{digits}f}")
     return line
 
