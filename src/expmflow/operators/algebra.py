@@ -117,11 +117,11 @@ class Scaled(Derived):
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        return (*super().parameters, *self._learned())
+        return (*self.inner.parameters, *self._learned())
 
     @property
     def borrowed(self) -> tuple[Tensor, ...]:
-        return (*super().borrowed, *self._learned())
+        return (*self.inner.borrowed, *self._learned())
 
     def _learned(self) -> tuple[Tensor, ...]:
         return (self.factor,) if isinstance(self.factor, Tensor) else ()
