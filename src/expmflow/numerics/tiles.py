@@ -20,6 +20,8 @@ from expmflow.numerics.regular import condition
 KEPT_TILE = 48  # the most entries of a cached tile: with more, products cost more than the steps they save (measured)
 TILE = 12  # the same for systems that are solved for one batch only, where building the tiles counts
 
+_TileBlocks = tuple[list[tuple[int, int]], list[list[list[int]]], list[tuple[int, int]]]
+
 
 class CornerSystem(NamedTuple):
     """Σ taps[a, b] y[i − a, j − b] + bias = v[i, j], zero outside the image; with `reverse`, i + a and j + b.
@@ -232,10 +234,13 @@ def _blocks(taps: Tensor, reverse: bool, side: int, tall: bool) -> Tensor:
     return entries[torch.tensor(which, device=taps.device)].transpose(2, 3).reshape(-1, size, size)
 
 
-@lru_cache
-def _tile_blocks(
-    p: int, q: int, side: int, reverse: bool
-) -> tuple[list[tuple[int, int]], list[list[list[int]]], list[tuple[int, int]]]:
+def _tile_blocks(p: int, q: int, side: int, reverse: bool) -> _TileBlocks:
+    """`_find_tile_blocks`, cached, except by the compiler, which traces through caches and warns of them."""
+    find = _find_tile_blocks if torch.compiler.is_compiling() else _cached_tile_blocks
+    return find(p, q, side, reverse)
+
+
+def _find_tile_blocks(p: int, q: int, side: int, reverse: bool) -> _TileBlocks:
     """How tiles depend on each other through p × q taps.
 
     Returns the offsets (a, b) of the tiles that a tile depends on, itself first. For each, the index of the tap that
@@ -254,3 +259,6 @@ def _tile_blocks(
             which.append(block)
             used.append((reached[0], reached[-1] + 1))
     return pairs, which, used
+
+
+_cached_tile_blocks = lru_cache(_find_tile_blocks)
