@@ -91,7 +91,14 @@ IMAGE_ROWS = [
 ]
 
 
-WITH_DIFFERENCES = [*IMAGE_TABLES, pytest.param(VAE_TABLE, "laptop", RESULTS / "vae.json", id="vae-laptop")]
+WITH_DIFFERENCES = [
+    *IMAGE_TABLES,
+    *(
+        pytest.param(VAE_TABLE, preset, VAE_TABLE.results_file(RESULTS, preset), id=f"vae-{preset}")
+        for preset in VAE_TABLE.presets
+        if VAE_TABLE.results_file(RESULTS, preset).exists()
+    ),
+]
 
 
 @pytest.mark.parametrize(("table", "preset", "path"), WITH_DIFFERENCES)
